@@ -32,14 +32,16 @@ def hide_credentials(text: str) -> str:
 
 
 def configure(process: str, *, level: str = "info", json: bool = False) -> None:
-    """Send this process's log to stderr. `process` names it in every line. Calling it again replaces the former set-up.
+    """Send this process's log to stderr. Calling it again replaces the former set-up.
+
+    `process` names the process in every JSON line; people read one process's log at a time, or have it prefixed.
 
     Libraries are heard from `warning` on, whatever the level of our own lines.
     """
     if level not in LEVELS:
         raise ValueError(f"unknown log level {level!r}: use one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter(process) if json else _LineFormatter(process))
+    handler.setFormatter(_JsonFormatter(process) if json else _LineFormatter())
     root = logging.getLogger()
     for former in list(root.handlers):
         root.removeHandler(former)
@@ -59,17 +61,13 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 class _LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z info    gateway  antiphon.gateway: message`"""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
+    """`2026-01-31T12:00:00.123Z info    antiphon.gateway: message`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        head = f"{_timestamp(record)} {record.levelname.lower():<7} {self._process} {record.name}: {_message(record)}"
+        line = f"{_timestamp(record)} {record.levelname.lower():<7} {record.name}: {_message(record)}"
         if record.exc_info:
-            head = f"{head}\n{hide_credentials(self.formatException(record.exc_info))}"
-        return head
+            line = f"{line}\n{hide_credentials(self.formatException(record.exc_info))}"
+        return line
 
 
 class _Event(msgspec.Struct, omit_defaults=True):

@@ -1,0 +1,174 @@
+"""The `antiphon` command: reads options, runs one of the house's processes, and ends with a telling exit code.
+
+Each command imports what it runs when it runs: `antiphon gateway` never loads torch, and `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from antiphon_telemetry import logs, tracing
+from antiphon_telemetry.exit import ExitCode, leave
+
+from antiphon.configuration import (
+    ConfigurationError,
+    OptionSpec,
+    add_arguments,
+    check_environment,
+    describe,
+    load,
+    specs,
+    values,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+log = logging.getLogger("antiphon.cli")
+
+_SUMMARY = {
+    "serve": "everything on this machine: Valkey, workers and gateway as processes",
+    "worker": "one worker process",
+    "gateway": "one gateway process: the OpenAI-compatible endpoint",
+    "prepare": "download and convert a model, so that later starts need no network",
+    "version": "print the version",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command that `arguments` (by default the process's) name, and end the process."""
+    leave(run(sys.argv[1:] if arguments is None else arguments, os.environ))
+
+
+def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command; its exit code."""
+    commands: Mapping[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
+        "serve": _serve,
+        "worker": _worker,
+        "gateway": _gateway,
+        "prepare": _prepare,
+        "version": _version,
+    }
+    try:
+        if arguments and arguments[0] in commands:
+            return commands[arguments[0]](arguments[1:], environment)
+        return _overview(arguments)
+    except (ConfigurationError, tracing.TracingError) as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        return ExitCode.BAD_INPUT
+    except SystemExit as error:  # argparse, after it has told what is wrong or has shown its help
+        return error.code if isinstance(error.code, int) else ExitCode.BAD_INPUT
+
+
+def _overview(arguments: Sequence[str]) -> int:
+    lines = "\n".join(f"  {name:<9} {summary}" for name, summary in _SUMMARY.items())
+    parser = argparse.ArgumentParser(
+        prog="antiphon",
+        usage="antiphon COMMAND [OPTION...]",
+        description="Serves large language models with prefill and decode in separate pools.",
+        epilog=f"commands:\n{lines}\n\n`antiphon COMMAND --help` shows the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help()
+        return ExitCode.OK
+    raise ConfigurationError(f"there is no command {parsed.command!r}: use one of {', '.join(_SUMMARY)}")
+
+
+def _parse(
+    command: str, arguments: Sequence[str], options: Sequence[OptionSpec], environment: Mapping[str, str]
+) -> argparse.Namespace:
+    """The words given for `options`. The environment is checked against the options of all commands."""
+    parser = argparse.ArgumentParser(
+        prog=f"antiphon {command}", description=f"{_SUMMARY[command]}.", allow_abbrev=False
+    )
+    add_arguments(parser, options, positional=("model",))
+    parsed = parser.parse_args(arguments)
+    check_environment(environment, known_options())
+    return parsed
+
+
+def known_options() -> tuple[OptionSpec, ...]:
+    """The options of all commands."""
+    from antiphon_gateway.options import GatewayOptions
+    from antiphon_worker.options import WorkerOptions
+
+    from antiphon.options import ServeOptions
+
+    return (*specs(ServeOptions), *specs(WorkerOptions), *specs(GatewayOptions))
+
+
+def _begin(process: str, options: DataclassInstance, *, level: str, json: bool) -> None:
+    logs.configure(process, level=level, json=json)
+    tracing.configure(f"antiphon-{process}")
+    log.info("configuration: %s", describe(options))
+
+
+def _worker(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon_worker.options import WorkerOptions
+
+    parsed = _parse("worker", arguments, specs(WorkerOptions), environment)
+    options = load(WorkerOptions, parsed, environment)
+    _begin("worker", options, level=options.log_level, json=options.log_json)
+
+    from antiphon.roles import run_worker
+
+    code = run_worker(options)
+    tracing.shutdown()
+    return code
+
+
+def _gateway(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon_gateway.options import GatewayOptions
+
+    parsed = _parse("gateway", arguments, specs(GatewayOptions), environment)
+    options = load(GatewayOptions, parsed, environment)
+    _begin("gateway", options, level=options.log_level, json=options.log_json)
+
+    from antiphon_gateway import run_gateway
+
+    code = run_gateway(options)
+    tracing.shutdown()
+    return code
+
+
+def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon.deployment import handed_on
+    from antiphon.options import ServeOptions
+    from antiphon.serve import serve
+
+    own, others = specs(ServeOptions), handed_on()
+    parsed = _parse("serve", arguments, (*own, *others), environment)
+    options = load(ServeOptions, parsed, environment)
+    given = values(others, parsed, environment)
+    logs.configure("serve", level=options.log_level, json=options.log_json)
+    log.info("configuration: %s", describe(options))
+    return serve(options, given)
+
+
+def _prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon_worker.options import WorkerOptions
+
+    from antiphon.prepare import prepare
+
+    chosen = tuple(spec for spec in specs(WorkerOptions) if spec.field in ("model", "engine", "cache_dir"))
+    given = values(chosen, _parse("prepare", arguments, chosen, environment), environment)
+    return prepare(given["model"], given["engine"], given["cache_dir"])
+
+
+def _version(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    argparse.ArgumentParser(prog="antiphon version", description="Prints the version.").parse_args(arguments)
+    print(f"antiphon {importlib.metadata.version('antiphon')}")
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""`antiphon prepare`: everything about a model that needs the network or takes long, done once, ahead.
+
+`antiphon serve` runs it as a process of its own before the workers start, so that the supervisor stays small and only
+one process downloads and converts. With everything in the cache it returns at once and needs no network.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from antiphon_telemetry.exit import ExitCode
+
+
+def prepare(model: str, engine: str, cache_dir: str) -> int:
+    """Prepare `model` for `engine`; the exit code. Progress and errors are lines on stderr."""
+    if engine != "torch":
+        return ExitCode.OK
+    if model != "demo":
+        if Path(model).is_dir():
+            return ExitCode.OK
+        _say(f"there is no model folder {model!r}: name a folder in Hugging Face layout, or `demo`")
+        return ExitCode.BAD_INPUT
+
+    from antiphon_engine.torch_engine.demo import default_cache_dir, prepare_demo
+    from antiphon_engine.torch_engine.errors import TorchEngineError
+
+    try:
+        prepare_demo(Path(cache_dir) if cache_dir else default_cache_dir(), _say)
+    except TorchEngineError as error:
+        _say(str(error))
+        return error.exit_code
+    except (TimeoutError, OSError) as error:
+        _say(f"the demo model cannot be prepared: {error}")
+        return ExitCode.FAILURE
+    return ExitCode.OK
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
