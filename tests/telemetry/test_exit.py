@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -17,10 +18,12 @@ leave(3)
 """
 
 
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def ended(before: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", LEAVE.format(before=before)], capture_output=True, text=True, timeout=30, check=False
-    )
+    command = [sys.executable, "-c", LEAVE.format(before=before)]
+    return subprocess.run(command, env=BUFFERED, capture_output=True, text=True, timeout=30, check=False)
 
 
 def test_streams_and_logs_are_flushed_and_handlers_skipped() -> None:
@@ -35,8 +38,10 @@ def test_a_closed_stream_does_not_change_the_code() -> None:
 
 
 def test_a_reader_that_is_gone_does_not_change_the_code() -> None:
-    code = LEAVE.format(before="sys.stdout.write('x' * 1000)")
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-c", LEAVE.format(before="sys.stdin.read()")]
+    with subprocess.Popen(command, env=BUFFERED, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
+        assert process.stdin is not None
         process.stdout.close()
+        process.stdin.close()
         assert process.wait(30) == 3
