@@ -40,6 +40,8 @@ class SequenceStep:
     """Physical block of each logical block; covers start + len(tokens) tokens."""
     sample: SampleSpec | None
     """None: a prompt chunk that is not the last."""
+    sequence: Sequence[int] = ()
+    """All tokens of the request so far (prompt and output): `tokens` is `sequence[start : start + len(tokens)]`."""
 
 
 @dataclass(frozen=True, slots=True)

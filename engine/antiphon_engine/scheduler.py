@@ -1,0 +1,489 @@
+"""The scheduler: what each step computes. Decisions over pool and requests; no threads, no I/O, no clock.
+
+`schedule` plans one step, `commit` takes in what the step brought; between the two, the engine computes without a
+lock while requests may come, go and be resumed. Per step there is a budget of tokens. Running decodes come first,
+then prompts, chunk by chunk, first come, first served; decodes and chunks of many requests share one batch.
+
+Room. Every admitted request is *promised* the blocks for its prompt (and one token more): held and PREFILL requests
+when they are accepted, or they are refused; others when they are admitted from the queue. What is promised and not yet
+taken is never given away, so the blocks that requests hold plus those promised never exceed the pool.
+
+Why nothing can wait for ever:
+  * A request that is being pulled or whose prompt is being computed has its room. (Peers' pins and reads that were
+    given up may occupy it for a while; both end by deadlines of their owners.)
+  * Only a decode can lack room. It then preempts the running request that was admitted last (blocks freed, KV
+    recomputed later from what the cache still has), in the end itself. So the oldest running request goes on.
+  * Whoever waits for room at the head of the queue is counted before new room is promised, and no unpromised request
+    overtakes it; what holds room (runs, pulls, kept PREFILLs) ends without needing more than it has or can preempt.
+  * A request alone always fits: its length is limited to the pool as it is to the model's context (finish LENGTH),
+    and a prompt that leaves no room for one token is refused as INVALID.
+
+Blocks are immutable once indexed. So where everything is in the cache, the last block is computed anew into a block of
+its own (and then dropped in favour of the indexed one), because the last token must be computed to sample the next.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from antiphon_engine._request import Phase, Request
+from antiphon_engine.executor import SampledToken, SampleSpec, SequenceStep
+from antiphon_engine.interface import (
+    FinishReason,
+    IntegrityError,
+    IntegrityReport,
+    Load,
+    ModelInfo,
+    PrefillProgress,
+    RefusalReason,
+    RequestOutput,
+    RequestRefused,
+    Reservation,
+)
+from antiphon_engine.pool import NO_BLOCK, BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_batch_tokens: int = 512
+    """Tokens computed in one step, of all sequences together."""
+    max_sequences: int = 64
+    """Sequences in one step."""
+    max_waiting_tokens: int = 32768
+    """Prompt tokens that may wait in the queue; more are refused, unless the queue is empty."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_batch_tokens, self.max_sequences, self.max_waiting_tokens) < 1:
+            raise ValueError("max_batch_tokens, max_sequences and max_waiting_tokens must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    request: Request
+    step: SequenceStep
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    parts: tuple[StepPart, ...]
+    has_news: bool
+    """`commit` has something to tell even if nothing is computed."""
+    preempted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepNews:
+    outputs: tuple[RequestOutput, ...]
+    prefills: tuple[PrefillProgress, ...]
+
+
+class Scheduler:
+    """Owns all requests and their blocks. Every method needs the engine's lock."""
+
+    def __init__(self, config: SchedulerConfig, info: ModelInfo, pool: BlockPool) -> None:
+        self.preemptions = 0
+        self.limit_tokens = min(info.max_context_tokens, pool.num_blocks * info.block_tokens)
+        """Prompt and output of one request together."""
+        self._config = config
+        self._info = info
+        self._pool = pool
+        self._requests: dict[str, Request] = {}
+        self._waiting: list[Request] = []  # by arrival, so that a preempted request goes back to the front
+        self._running: list[Request] = []  # in order of admission
+        self._leaving: list[Request] = []  # cancelled in mid-step: freed when the step is committed
+        self._to_announce: list[Request] = []  # PREFILLs that advanced without being computed
+        self._finished: list[RequestOutput] = []  # of requests that were complete before they could run
+        self._outstanding_blocks = 0
+        self._arrivals = 0
+
+    # -- requests come and go
+
+    def validate(self, request: Request) -> None:
+        """Raise RequestRefused if this engine could never serve it. Needs no lock."""
+        context_tokens, vocab_size = self._info.max_context_tokens, self._info.vocab_size
+        length = len(request.tokens) if request.is_prefill else len(request.source.prompt)
+        problem = ""
+        if not request.source.prompt:
+            problem = "the prompt is empty"
+        elif min(request.tokens) < 0 or max(request.tokens) >= vocab_size:
+            problem = f"a token id is outside the vocabulary of {vocab_size}"
+        elif length >= context_tokens:
+            problem = f"the prompt has {length} tokens; the context of {context_tokens} must hold one more"
+        elif length >= self.limit_tokens:
+            problem = f"the prompt has {length} tokens; this worker's KV pool of {self.limit_tokens} must hold one more"
+        if problem:
+            raise RequestRefused(RefusalReason.INVALID, problem)
+
+    def submit(self, request: Request) -> None:
+        """Take a valid request, or raise RequestRefused."""
+        if request.request_id in self._requests:
+            raise RequestRefused(RefusalReason.INVALID, f"there is a request {request.request_id} already")
+        if request.phase is Phase.HELD or request.is_prefill:
+            head = next((waiting for waiting in self._waiting if not waiting.promised_blocks), None)
+            if not self._fits(request, spare_blocks=head.wanted_blocks if head else 0):
+                raise RequestRefused(RefusalReason.CAPACITY, "no room in the KV pool now: try later or elsewhere")
+            self._promise(request)
+        elif self._waiting and self._queued_tokens() + len(request.tokens) > self._config.max_waiting_tokens:
+            raise RequestRefused(RefusalReason.CAPACITY, "the waiting queue is full: try later or elsewhere")
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self._requests[request.request_id] = request
+        if request.phase is not Phase.HELD:
+            self._enqueue(request)
+
+    def cancel(self, request_id: str) -> None:
+        self._finished = [output for output in self._finished if output.request_id != request_id]
+        if request_id in self._requests:
+            self._remove(self._requests[request_id])
+
+    def grant(self, request_id: str, credit_blocks: int) -> None:
+        request = self._requests.get(request_id)
+        if request is not None and request.credit_blocks is not None:
+            request.credit_blocks = max(request.credit_blocks, credit_blocks)
+
+    # -- held requests
+
+    def reserve(self, request_id: str, num_tokens: int) -> Reservation | None:
+        request = self._held(request_id)
+        if num_tokens > len(request.tokens):
+            raise ValueError(f"{request_id} has {len(request.tokens)} tokens, not {num_tokens}")
+        if not request.looked_up:
+            request.looked_up = True
+            self._extend_from_cache(request)
+        count = request.blocks_for(num_tokens)
+        if not self._secure(request, count):
+            return None
+        filled = count if num_tokens <= request.computed_tokens else request.computed_tokens // request.block_tokens
+        return Reservation(blocks=tuple(request.blocks[:count]), filled_blocks=filled)
+
+    def publish(self, request_id: str, num_tokens: int) -> None:
+        request = self._held(request_id)
+        if num_tokens > len(request.tokens) or request.blocks_for(num_tokens) > len(request.blocks):
+            raise ValueError(f"{num_tokens} tokens of {request_id} are published, but fewer have reserved blocks")
+        if num_tokens > request.computed_tokens:
+            request.computed_tokens = num_tokens
+            request.cached_tokens = min(num_tokens, len(request.source.prompt))
+            self._index_blocks(request)
+
+    def resume(self, request_id: str, output: Sequence[int]) -> None:
+        request = self._held(request_id)
+        if any(not 0 <= token_id < self._info.vocab_size for token_id in output):
+            raise ValueError(f"an output id of {request_id} is outside the vocabulary of {self._info.vocab_size}")
+        request.append(output)
+        keep = request.blocks_for(request.computed_tokens)
+        if not request.missing_tokens:
+            # The last token is computed here; an indexed block is not written again, so all of it is.
+            request.computed_tokens -= 1
+            if len(request.tokens) % request.block_tokens == 0:
+                keep -= 1
+                request.computed_tokens = keep * request.block_tokens
+        # Reads that were given up may still write into blocks that were not published: never compute into those.
+        self._detach(request, keep)
+        request.indexed_blocks = min(request.indexed_blocks, keep)
+        request.cached_tokens = min(request.cached_tokens, request.computed_tokens)
+        request.phase = Phase.WAITING
+        self._enqueue(request)
+
+    def partial_block(self, request_id: str) -> list[int]:
+        """The last, not full block of a finished PREFILL request, if there is one."""
+        request = self._requests.get(request_id)
+        if request is None or request.phase is not Phase.KEPT or len(request.tokens) % request.block_tokens == 0:
+            return []
+        return request.blocks[-1:]
+
+    # -- one step
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step. Requests in the plan stay as they are until `commit` or `fail`, whatever is called."""
+        preemptions = self.preemptions
+        self._admit()
+        parts: list[StepPart] = []
+        budget = self._config.max_batch_tokens
+        prompts: list[Request] = []
+        for request in tuple(self._running):
+            if not request.is_decoding:
+                prompts.append(request)
+            elif budget and len(parts) < self._config.max_sequences and self._make_room(request):
+                parts.append(self._part(request, 1))
+                budget -= 1
+        for request in prompts:
+            if not budget or len(parts) == self._config.max_sequences:
+                break
+            if request.phase is not Phase.RUNNING:
+                continue  # a decode has just preempted it
+            self._extend_from_cache(request)
+            count = min(budget, request.computable_tokens)
+            if count > 0 and self._secure(request, request.blocks_for(request.computed_tokens + count)):
+                parts.append(self._part(request, count))
+                budget -= count
+        has_news = bool(self._finished or self._to_announce)
+        return StepPlan(tuple(parts), has_news, preempted=self.preemptions > preemptions)
+
+    def commit(self, plan: StepPlan, results: Sequence[SampledToken | None]) -> StepNews:
+        """Take in a computed step: KV advances, full blocks are indexed, tokens appended, finished requests freed."""
+        outputs, self._finished = self._finished, []
+        prefills: list[PrefillProgress] = []
+        for part, sampled in zip(plan.parts, results, strict=True):
+            request = part.request
+            if self._end_step(request):
+                continue
+            request.computed_tokens += len(part.step.tokens)
+            self._index_blocks(request)
+            if request.is_prefill:
+                if sampled is not None:
+                    self._running.remove(request)
+                    request.phase = Phase.KEPT
+                prefills.append(_progress(request, sampled))
+            elif sampled is not None:
+                request.append((sampled.token_id,))
+                finish = request.finish_reason(self.limit_tokens)
+                outputs.append(_output(request, finish, sampled))
+                if finish is not None:
+                    self._remove(request)
+        for request in self._to_announce:
+            if request.phase is not Phase.OVER and request.indexed_blocks > request.announced_blocks:
+                prefills.append(_progress(request, None))
+        self._to_announce.clear()
+        return StepNews(tuple(outputs), tuple(prefills))
+
+    def fail(self, plan: StepPlan, error: str) -> StepNews:
+        """The step could not be computed: its requests are over."""
+        outputs: list[RequestOutput] = []
+        prefills: list[PrefillProgress] = []
+        for part in plan.parts:
+            if self._end_step(part.request):
+                continue
+            if part.request.is_prefill:
+                prefills.append(_progress(part.request, None, error))
+            else:
+                outputs.append(_output(part.request, FinishReason.ERROR, None, error))
+            self._remove(part.request)
+        return StepNews(tuple(outputs), tuple(prefills))
+
+    # -- observation
+
+    def load(self) -> Load:
+        held = sum(request.phase is Phase.HELD for request in self._requests.values())
+        prompts = sum(request.missing_tokens for request in self._running if not request.is_decoding)
+        return Load(
+            running=len(self._running),
+            waiting=len(self._waiting) + held,
+            waiting_tokens=prompts + self._queued_tokens(),
+            kv_tokens=sum(request.computed_tokens for request in self._requests.values()),
+            free_blocks=max(0, self._pool.available_blocks - self._outstanding_blocks),
+            total_blocks=self._pool.num_blocks,
+            retained_blocks=self._pool.retained_blocks,
+        )
+
+    def check_integrity(self) -> IntegrityReport:
+        alive = [*self._requests.values(), *self._leaving]
+        references = Counter(block for request in alive for block in request.blocks)
+        free, cached, used = self._pool.check(references)
+        outstanding = sum(request.outstanding_blocks for request in alive)
+        if outstanding != self._outstanding_blocks:
+            raise IntegrityError(f"{outstanding} blocks are promised, {self._outstanding_blocks} are counted as such")
+        if len(references) + outstanding > self._pool.num_blocks:
+            raise IntegrityError(f"{len(references)} blocks are taken and {outstanding} promised: more than there are")
+        for phase, listed in ((Phase.WAITING, self._waiting), (Phase.RUNNING, self._running)):
+            if {r for r in self._requests.values() if r.phase is phase} != set(listed):
+                raise IntegrityError(f"the list of {phase.value} requests is not the set of them")
+        return IntegrityReport(free, cached, used, self._pool.num_blocks, len(alive))
+
+    # -- inside: requests
+
+    def _held(self, request_id: str) -> Request:
+        request = self._requests.get(request_id)
+        if request is None or request.phase is not Phase.HELD:
+            raise KeyError(f"request {request_id} is gone or not held any more")
+        return request
+
+    def _queued_tokens(self) -> int:
+        return sum(request.missing_tokens for request in self._waiting)
+
+    def _enqueue(self, request: Request) -> None:
+        insort(self._waiting, request, key=_arrival)
+        finish = None if request.is_prefill else request.finish_reason(self.limit_tokens)
+        if finish is not None:  # complete with the output that it brought along
+            self._finished.append(_output(request, finish, None))
+            self._remove(request)
+
+    def _admit(self) -> None:
+        free_places = self._config.max_sequences - sum(not request.is_stalled for request in self._running)
+        growing = sum(not request.is_prefill for request in self._running)
+        room_is_short = False
+        for request in tuple(self._waiting):
+            if free_places <= 0:
+                break
+            if not request.promised_blocks:
+                # One block is left to each running request, which will soon want it.
+                room_is_short = room_is_short or not self._fits(request, spare_blocks=growing)
+                if room_is_short:
+                    continue
+                self._promise(request)
+            self._waiting.remove(request)
+            request.phase = Phase.RUNNING
+            self._running.append(request)
+            free_places -= not request.is_stalled
+            growing += not request.is_prefill
+
+    def _preempt(self, request: Request) -> None:
+        self.preemptions += 1
+        self._running.remove(request)
+        self._free(request)
+        request.computed_tokens = request.indexed_blocks = 0
+        request.preempted = True
+        request.phase = Phase.WAITING
+        insort(self._waiting, request, key=_arrival)
+
+    def _remove(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        if request.phase is Phase.WAITING:
+            self._waiting.remove(request)
+        elif request.phase is Phase.RUNNING:
+            self._running.remove(request)
+        request.phase = Phase.OVER
+        if request.in_step:
+            self._leaving.append(request)
+        else:
+            self._free(request)
+
+    def _part(self, request: Request, count: int) -> StepPart:
+        start = request.computed_tokens
+        position = len(request.output)
+        sample = None
+        if count == request.missing_tokens:
+            forbidden = request.early_stop_ids if position < request.source.sampling.min_tokens else frozenset()
+            sample = SampleSpec(request.source.sampling, position, request.source.prompt, request.output, forbidden)
+        request.in_step = True
+        blocks = request.blocks[: request.blocks_for(start + count)]
+        tokens = request.tokens[start : start + count]
+        return StepPart(
+            request, SequenceStep(request.request_id, tokens, start, blocks, sample, sequence=request.tokens)
+        )
+
+    def _end_step(self, request: Request) -> bool:
+        """True if the request was cancelled while the step ran; then it is freed now."""
+        request.in_step = False
+        if request.phase is not Phase.OVER:
+            return False
+        self._leaving.remove(request)
+        self._free(request)
+        return True
+
+    # -- inside: blocks
+
+    def _fits(self, request: Request, spare_blocks: int) -> bool:
+        """Whether its room can be promised. Blocks that it can share with others in use cost nothing."""
+        shared = 0
+        for number in range((len(request.tokens) - 1) // request.block_tokens):
+            block = self._pool.find(request.hash_of(number))
+            if block is None or not self._pool.is_used(block):
+                break
+            shared += 1
+        unpromised = self._pool.available_blocks - self._outstanding_blocks
+        return unpromised - spare_blocks >= request.wanted_blocks - shared
+
+    def _promise(self, request: Request) -> None:
+        request.promised_blocks = request.wanted_blocks
+        self._outstanding_blocks += request.outstanding_blocks
+        self._extend_from_cache(request)
+
+    def _extend_from_cache(self, request: Request) -> None:
+        """Go on from indexed blocks for as long as they continue what the request has."""
+        if request.computed_tokens != len(request.blocks) * request.block_tokens:
+            return
+        # Held requests get their next token from elsewhere, so they can use everything; others compute the last token.
+        usable_tokens = len(request.tokens) - (request.phase is not Phase.HELD)
+        first = len(request.blocks)
+        found = self._pool.leading(request.hash_of(n) for n in range(first, usable_tokens // request.block_tokens))
+        if not found:
+            return
+        for block in found:
+            self._pool.acquire(block)
+        self._attach(request, found)
+        request.computed_tokens = len(request.blocks) * request.block_tokens
+        request.indexed_blocks = len(request.blocks)
+        if not request.preempted:
+            cached = request.cached_tokens + len(found) * request.block_tokens
+            request.cached_tokens = min(cached, len(request.source.prompt))
+        if request.is_prefill:
+            self._to_announce.append(request)
+
+    def _secure(self, request: Request, count: int) -> bool:
+        """Give the request `count` blocks in all, from what it was promised and from what is promised to nobody."""
+        missing = count - len(request.blocks)
+        if missing <= 0:
+            return True
+        unpromised = max(0, missing - request.outstanding_blocks)
+        if unpromised and self._pool.available_blocks - self._outstanding_blocks < unpromised:
+            return False
+        blocks = self._pool.allocate(missing)
+        if blocks is None:
+            return False
+        self._attach(request, blocks)
+        return True
+
+    def _make_room(self, request: Request) -> bool:
+        """Room for one more token of a decode, by preemption if need be. False: it was preempted itself."""
+        while request.phase is Phase.RUNNING:
+            if self._secure(request, request.blocks_for(request.computed_tokens + 1)):
+                return True
+            self._preempt(next(r for r in reversed(self._running) if not r.is_prefill))
+        return False
+
+    def _attach(self, request: Request, blocks: Sequence[int]) -> None:
+        before = request.outstanding_blocks
+        request.blocks.extend(blocks)
+        self._outstanding_blocks += request.outstanding_blocks - before
+
+    def _detach(self, request: Request, keep: int) -> None:
+        before = request.outstanding_blocks
+        self._pool.drop(request.blocks[keep:])
+        del request.blocks[keep:]
+        self._outstanding_blocks += request.outstanding_blocks - before
+
+    def _free(self, request: Request) -> None:
+        self._detach(request, 0)
+        self._outstanding_blocks -= request.outstanding_blocks
+        request.promised_blocks = 0
+
+    def _index_blocks(self, request: Request) -> None:
+        for number in range(request.indexed_blocks, request.computed_tokens // request.block_tokens):
+            parent = request.blocks[number - 1] if number else NO_BLOCK
+            request.blocks[number] = self._pool.index(request.blocks[number], request.hash_of(number), parent)
+            request.indexed_blocks = number + 1
+        if request.is_prefill and request.phase is Phase.HELD:
+            self._to_announce.append(request)
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival
+
+
+def _output(
+    request: Request, finish: FinishReason | None, sampled: SampledToken | None, error: str = ""
+) -> RequestOutput:
+    return RequestOutput(
+        request_id=request.request_id,
+        token_ids=(sampled.token_id,) if sampled else (),
+        logprobs=(sampled.logprob,) if sampled and sampled.logprob else (),
+        finish=finish,
+        cached_tokens=request.cached_tokens,
+        error=error,
+    )
+
+
+def _progress(request: Request, sampled: SampledToken | None, error: str = "") -> PrefillProgress:
+    request.announced_blocks = request.indexed_blocks
+    return PrefillProgress(
+        request_id=request.request_id,
+        full_blocks=request.indexed_blocks,
+        cached_tokens=request.cached_tokens,
+        first_token=sampled.token_id if sampled else None,
+        first_logprob=sampled.logprob if sampled else None,
+        partial_tokens=len(request.tokens) % request.block_tokens if sampled else 0,
+        error=error,
+    )
