@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from antiphon_engine.executor import Executor, SampledToken, SampleSpec, SequenceStep
+from antiphon_engine.interface import ModelInfo, Sampling
+from antiphon_engine.torch_engine.memory_estimate import kv_shape
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -18,10 +21,6 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
-
-from antiphon_engine.executor import Executor, SampledToken, SampleSpec, SequenceStep
-from antiphon_engine.interface import ModelInfo, Sampling
-from antiphon_engine.torch_engine.memory_estimate import kv_shape
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 200,

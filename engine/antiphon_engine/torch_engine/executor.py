@@ -25,6 +25,13 @@ from transformers import PreTrainedModel
 from antiphon_engine.executor import Executor, SampledToken, SampleSpec, SequenceStep
 from antiphon_engine.interface import KvMemory, ModelInfo
 from antiphon_engine.torch_engine.attention import ATTENTION_NAME, AttentionKernel, PagedStep, unsupported_reason
+from antiphon_engine.torch_engine.kernels.native import (
+    NativeAttention,
+    NativeDecoder,
+    attention_obstacle,
+    decoder_obstacle,
+    typed_library,
+)
 from antiphon_engine.torch_engine.kv_cache import KvCache
 from antiphon_engine.torch_engine.memory_estimate import kv_shape
 from antiphon_engine.torch_engine.step_batch import StepBatch, build_batch
@@ -53,8 +60,12 @@ class TorchExecutor(Executor):
         dtype: torch.dtype,
         sampler: TokenSampler,
         threads: int = 0,
+        kernels: bool = True,
     ) -> None:
-        """`threads`: compute threads; 0 keeps torch's choice. Raises ValueError for a model that cannot run here."""
+        """Raises ValueError for a model that cannot run here.
+
+        `threads`: compute threads; 0 keeps torch's choice. `kernels`: False never uses compiled code.
+        """
         reason = unsupported_reason(model.config)
         if reason is not None:
             raise ValueError(reason)
@@ -74,6 +85,27 @@ class TorchExecutor(Executor):
         self._model: PreTrainedModel | None = model.eval()
         model.set_attn_implementation(ATTENTION_NAME)
         self._attention_kernel: AttentionKernel | None = None
+        self._decoder: NativeDecoder | None = None
+        if kernels:
+            self._use_kernels(model)
+
+    def _use_kernels(self, model: PreTrainedModel) -> None:
+        library = typed_library()
+        if library is None:
+            return
+        obstacle = attention_obstacle(library, self._cache)
+        if obstacle is None:
+            self._attention_kernel = NativeAttention(library, self._cache, int(model.config.num_attention_heads))
+            obstacle = decoder_obstacle(model.config, model, self._cache)
+        if obstacle is None:
+            self._decoder = NativeDecoder(library, model, self._cache, torch.get_num_threads())
+            self._model = None
+        logger.info(
+            "compute path chosen decoder=%s attention=%s why=%r",
+            "compiled" if self._decoder else "torch",
+            "compiled" if self._attention_kernel else "torch",
+            obstacle or "all of the model has kernels",
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -101,6 +133,8 @@ class TorchExecutor(Executor):
 
     def _logits(self, batch: StepBatch) -> torch.Tensor:
         """Compute the step; logits [sampling rows, vocabulary] in fp32."""
+        if self._decoder is not None:
+            return self._decoder.logits(batch)
         model = self._model
         if model is None:
             raise RuntimeError("the executor is closed")
@@ -117,3 +151,4 @@ class TorchExecutor(Executor):
         """Let go of the model. The pool's memory stays until the last transfer that names it is over. Idempotent."""
         self._model = None
         self._attention_kernel = None
+        self._decoder = None

@@ -1,0 +1,105 @@
+"""Compiles `decoder.cpp` for this very CPU, once, into the cache folder, and loads it.
+
+The library's name is a hash of everything that determines it (source, compiler, flags, CPU), so a stale one is never
+loaded and a shared cache folder may serve different machines. It is written under another name and renamed, so that
+processes which compile at the same time cannot see each other's half-written files: the last one wins, with the same
+content. Without a compiler, or when the build fails, there is one log line and no library: the torch path runs.
+
+The interface is plain C and called through ctypes: no torch headers, a build of seconds, and the interpreter lock is
+free while a step computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+# The library uses the OpenMP runtime that torch has loaded (same soname), so both share one team of threads.
+import torch  # noqa: F401
+
+from antiphon_engine.torch_engine.demo import default_cache_dir
+
+logger = logging.getLogger("antiphon.engine.kernels")
+
+SOURCE = Path(__file__).with_name("decoder.cpp")
+_FLAGS = ("-O3", "-std=c++17", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno")
+_BUILD_TIMEOUT_S = 180.0
+
+
+class BuildFailed(Exception):
+    """The kernels could not be compiled or loaded here."""
+
+
+@functools.cache
+def kernel_library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None (said in one log line). Decided once a process."""
+    try:
+        return load(build(default_cache_dir() / "kernels"))
+    except BuildFailed as error:
+        logger.warning("no compiled kernels, slower torch operations are used instead: %s", error)
+        return None
+
+
+def build(folder: Path, compiler: str | None = None) -> Path:
+    """The library's path in `folder`, compiled first if it is not there. Raises BuildFailed."""
+    compiler = compiler or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise BuildFailed("no C++ compiler on the PATH: install g++")
+    target = folder / f"decoder-{_fingerprint(compiler)}.so"
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+            output = Path(scratch) / target.name
+            _run([compiler, *_FLAGS, str(SOURCE), "-o", str(output)])
+            os.replace(output, target)
+    except OSError as error:
+        raise BuildFailed(f"the kernels cannot be written to {folder}: {error}") from error
+    logger.info("kernels compiled path=%s", target)
+    return target
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Raises BuildFailed."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildFailed(f"{path} cannot be loaded: {error}") from error
+
+
+def _fingerprint(compiler: str) -> str:
+    digest = hashlib.sha256(SOURCE.read_bytes())
+    for part in (_run([compiler, "--version"]), " ".join(_FLAGS), _cpu_features(), torch.__version__):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _cpu_features() -> str:
+    """What -march=native looks at, near enough."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("flags", "Features", "model name", "CPU part")
+    first = {line.split(":")[0].strip(): line for line in reversed(lines) if line.startswith(wanted)}
+    return platform.machine() + "".join(first[name] for name in sorted(first))
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=True)
+    except subprocess.CalledProcessError as error:
+        detail = (error.stderr or "").strip().splitlines()
+        raise BuildFailed(f"{command[0]} failed: {detail[0] if detail else error}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildFailed(f"{command[0]} did not run: {error}") from error
+    return done.stdout
