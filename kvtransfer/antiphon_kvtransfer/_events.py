@@ -1,0 +1,81 @@
+"""What a model's event stream says, as types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from antiphon_kvtransfer.identity import HASH_BYTES, BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksDelta:
+    """The worker's set went from `previous` to `sequence`. `removed` and `stored` are disjoint."""
+
+    worker_id: str
+    incarnation: str
+    previous: int
+    sequence: int
+    removed: tuple[BlockHash, ...]
+    stored: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksReplaced:
+    """The worker wrote its whole set anew."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChanged:
+    """The worker appeared, or its record changed."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The worker ended in good order."""
+
+    worker_id: str
+    incarnation: str
+
+
+ClusterEvent = BlocksDelta | BlocksReplaced | RecordChanged | Withdrawn
+
+
+def decode_event(fields: Mapping[bytes, bytes]) -> ClusterEvent | None:
+    """None for kinds that this version does not know (a newer writer); what they brought shows in the next look."""
+    worker_id = fields[b"worker"].decode()
+    match fields[b"kind"]:
+        case b"delta":
+            return BlocksDelta(
+                worker_id,
+                fields[b"incarnation"].decode(),
+                int(fields[b"previous"]),
+                int(fields[b"sequence"]),
+                tuple(unpack_hashes(fields[b"removed"])),
+                tuple(unpack_hashes(fields[b"stored"])),
+            )
+        case b"all":
+            return BlocksReplaced(worker_id)
+        case b"record":
+            return RecordChanged(worker_id)
+        case b"withdrawn":
+            return Withdrawn(worker_id, fields[b"incarnation"].decode())
+    return None
+
+
+def pack_hashes(hashes: Iterable[BlockHash]) -> bytes:
+    return b"".join(hashes)
+
+
+def unpack_hashes(packed: bytes) -> list[BlockHash]:
+    return [BlockHash(packed[at : at + HASH_BYTES]) for at in range(0, len(packed), HASH_BYTES)]
+
+
+def stream_position(entry_id: bytes) -> tuple[int, int]:
+    """A stream id as numbers that can be compared."""
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number or 0)

@@ -1,0 +1,387 @@
+"""The gateway's view of the cluster: which workers there are and what they hold, mirrored from Redis.
+
+`ClusterMirror.run` owns everything: one task that looks for models, one task a model (`_ModelReader`). A reader looks
+at all records of its model about once a second, and in between follows the model's event stream, so a new
+block is known within milliseconds. Requests are routed from the mirror; Redis is never asked on their way.
+
+Two safety nets make the mirror equal the workers' true contents again after anything that happens to Redis:
+
+* *Continuity.* A delta counts only where it continues what the mirror has; anything else loads that worker anew.
+* *Comparison.* Each look brings every worker's (incarnation, sequence) and the last event's id. Once all events up
+  to that id are applied, the mirror must be at least there; a worker that is not is loaded anew. So events that
+  were trimmed away, a stream that went backward, and a Redis that lost or changed its content all show within one look.
+
+While Redis is out of reach the mirror freezes: workers and blocks stay as they were last known. A record that
+vanished counts by the rule of `RecordLedger`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from antiphon_kvtransfer import _scripts
+from antiphon_kvtransfer._events import (
+    BlocksDelta,
+    BlocksReplaced,
+    ClusterEvent,
+    RecordChanged,
+    Withdrawn,
+    decode_event,
+    stream_position,
+    unpack_hashes,
+)
+from antiphon_kvtransfer._redis import (
+    BULK_DEADLINE_S,
+    COMMAND_DEADLINE_S,
+    SESSION_ERRORS,
+    Backoff,
+    RedisSession,
+    check_url,
+    redacted,
+    session,
+)
+from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
+from antiphon_kvtransfer.mirror import Applied, BlockMirror, Position
+from antiphon_kvtransfer.records import RecordError, RecordLedger, WorkerRecord, decode_record
+
+_log = logging.getLogger("antiphon.membership")
+
+EVENTS_AT_ONCE = 512
+
+
+@dataclass(slots=True)
+class MirrorCounters:
+    """What happened so far, for metrics."""
+
+    reloads: int = 0
+    """Whole sets loaded."""
+    gaps: int = 0
+    """Deltas that did not continue what the mirror had."""
+    catch_ups: int = 0
+    """Workers found behind or off Redis by comparison."""
+    events: int = 0
+    outages: int = 0
+    """Sessions with Redis that ended in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One atomic look at a model in Redis."""
+
+    run_id: str
+    last_event: bytes
+    records: dict[str, bytes]
+    positions: dict[str, Position]
+
+
+class ClusterMirror:
+    """See the module's docstring. Used from one event loop."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        *,
+        on_change: Callable[[], None],
+        look_ms: int = 1000,
+        max_blocks: int = 2_000_000,
+    ) -> None:
+        """`on_change` is called (in `run`'s loop) after `workers()` changed. Raises RedisUrlError."""
+        check_url(redis_url)
+        self._url = redis_url
+        self._on_change = on_change
+        self._look_s = look_ms / 1000
+        self._blocks = BlockMirror(max_blocks)
+        self._readers: dict[str, _ModelReader] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._workers: Mapping[str, WorkerRecord] = MappingProxyType({})
+        self._directory_healthy = False
+        self.counters = MirrorCounters()
+
+    def workers(self) -> Mapping[str, WorkerRecord]:
+        """By worker id: an immutable snapshot, replaced by a new one at each change."""
+        return self._workers
+
+    @property
+    def blocks(self) -> BlockMirror:
+        return self._blocks
+
+    @property
+    def healthy(self) -> bool:
+        """Redis answers, for the list of models and for each model. False before the first answer."""
+        return self._directory_healthy and all(reader.healthy for reader in self._readers.values())
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each restart of Redis and each break in reading it."""
+        return sum(reader.epoch for reader in self._readers.values())
+
+    @property
+    def reloads(self) -> int:
+        return self.counters.reloads
+
+    async def run(self) -> None:
+        """Mirror until cancelled. Survives whatever Redis does."""
+        backoff = Backoff()
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    try:
+                        async with session(self._url) as redis:
+                            await self._follow_models(redis, group, backoff)
+                    except SESSION_ERRORS as error:
+                        if self._directory_healthy or not self.counters.outages:
+                            _log.warning(
+                                "redis not usable, mirror frozen url=%s (%s: %s)",
+                                redacted(self._url),
+                                type(error).__name__,
+                                error,
+                            )
+                        self.counters.outages += 1
+                        self._directory_healthy = False
+                        await asyncio.sleep(backoff.next_s())
+        finally:
+            self._directory_healthy = False
+
+    async def _follow_models(self, redis: RedisSession, group: asyncio.TaskGroup, backoff: Backoff) -> None:
+        while True:
+            names = await redis.script(_scripts.READ_MODELS, (MODELS_KEY,), (), COMMAND_DEADLINE_S)
+            if not self._directory_healthy:
+                _log.info("redis answers url=%s", redacted(self._url))
+            self._directory_healthy = True
+            backoff.succeeded()
+            models = {name.decode() for name in names}
+            for model in models - self._readers.keys():
+                reader = _ModelReader(self._url, model, self._blocks, self._look_s, self.counters, self._changed)
+                self._readers[model] = reader
+                self._tasks[model] = group.create_task(reader.run(), name=f"mirror of {model}")
+            for model in self._readers.keys() - models:
+                if self._readers[model].healthy and not self._readers[model].records:
+                    self._tasks.pop(model).cancel()
+                    del self._readers[model]
+                    self._blocks.forget_model(model)
+            await asyncio.sleep(self._look_s / 2)
+
+    def _changed(self) -> None:
+        found: dict[str, WorkerRecord] = {}
+        for reader in self._readers.values():
+            for worker_id, record in reader.records.items():
+                other = found.get(worker_id)
+                if other is None or other.started_at_ms < record.started_at_ms:
+                    found[worker_id] = record
+        self._workers = MappingProxyType(found)
+        self._on_change()
+
+
+class _ModelReader:
+    """Mirrors one model."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        blocks: BlockMirror,
+        look_s: float,
+        counters: MirrorCounters,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._url = url
+        self._model = model
+        self._keys = ModelKeys(model)
+        self._blocks = blocks
+        self._look_s = look_s
+        self._counters = counters
+        self._on_change = on_change
+        self._ledger = RecordLedger(max_gap_s=look_s * 2 + COMMAND_DEADLINE_S)
+        self._decoded: dict[str, tuple[bytes, WorkerRecord | None]] = {}
+        self._run_id = ""
+        self._cursor: bytes | None = None
+        self._stale: set[str] = set()
+        self._look_now = False
+        self.healthy = False
+
+    @property
+    def records(self) -> Mapping[str, WorkerRecord]:
+        return self._ledger.records
+
+    @property
+    def epoch(self) -> int:
+        return self._ledger.epoch
+
+    async def run(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                async with session(self._url) as redis:
+                    await self._follow(redis, backoff)
+            except SESSION_ERRORS as error:
+                if self.healthy:
+                    _log.warning(
+                        "redis not usable, mirror frozen model=%s (%s: %s)", self._model, type(error).__name__, error
+                    )
+                self._counters.outages += 1
+                self.healthy = False
+                self._ledger.interrupt()
+                await asyncio.sleep(backoff.next_s())
+
+    async def _follow(self, redis: RedisSession, backoff: Backoff) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            self._look_now = False
+            await self._look(redis)
+            self.healthy = True
+            backoff.succeeded()
+            await self._load_stale(redis)
+            while not self._look_now and (left_s := started + self._look_s - loop.time()) > 0:
+                await self._read_events(redis, block_ms=max(1, int(left_s * 1000)))
+                await self._load_stale(redis)
+
+    # -- looking
+
+    async def _look(self, redis: RedisSession) -> None:
+        """See all records and positions; find the workers whose sets must be loaded."""
+        before = {worker: self._blocks.position(self._model, worker) for worker in self._ledger.records}
+        look = await self._read_look(redis)
+        records = self._decode(look.records)
+        known = dict(self._ledger.records)
+        changed = self._ledger.observe(asyncio.get_running_loop().time(), look.run_id, records)
+        for worker_id, record in known.items():
+            current = self._ledger.records.get(worker_id)
+            if current is None or current.incarnation != record.incarnation:
+                self._void(worker_id)
+        if changed:
+            self._on_change()
+
+        if look.run_id != self._run_id or self._went_backward(look.last_event):
+            # Another Redis, or one that lost its stream: what we read so far does not continue there.
+            self._cursor = look.last_event
+            self._stale.update(look.positions)
+        else:
+            await self._read_up_to(redis, look.last_event)
+        self._run_id = look.run_id
+
+        for worker_id, there in look.positions.items():
+            here, earlier = self._blocks.position(self._model, worker_id), before.get(worker_id)
+            behind = here is None or here.incarnation != there.incarnation or here.sequence < there.sequence
+            backward = earlier is not None and earlier.sequence > there.sequence
+            if worker_id not in self._stale and worker_id in self._ledger.records and (behind or backward):
+                self._counters.catch_ups += 1
+                self._stale.add(worker_id)
+        self._stale.update(self._blocks.incomplete(self._model))
+
+    async def _read_look(self, redis: RedisSession) -> _Look:
+        keys = self._keys
+        run_id, last_event, rows = await redis.script(
+            _scripts.READ_WORKERS,
+            (keys.workers, keys.events),
+            (keys.record_prefix, keys.index_prefix),
+            COMMAND_DEADLINE_S,
+        )
+        return _Look(
+            run_id.decode(),
+            last_event,
+            {worker.decode(): raw for worker, raw, _, _ in rows if raw},
+            # A set that was never written has sequence -1: nothing to load yet.
+            {
+                worker.decode(): Position(incarnation.decode(), int(sequence))
+                for worker, _, incarnation, sequence in rows
+                if int(sequence) >= 0
+            },
+        )
+
+    def _decode(self, raw: Mapping[str, bytes]) -> dict[str, WorkerRecord]:
+        """Most records are as they were: those are not decoded again. An unreadable one is said once and left out."""
+        decoded: dict[str, tuple[bytes, WorkerRecord | None]] = {}
+        for worker_id, value in raw.items():
+            last = self._decoded.get(worker_id)
+            if last is not None and last[0] == value:
+                decoded[worker_id] = last
+                continue
+            try:
+                decoded[worker_id] = (value, decode_record(value, worker_id))
+            except RecordError as error:
+                _log.error("worker ignored model=%s: %s", self._model, error)
+                decoded[worker_id] = (value, None)
+        self._decoded = decoded
+        return {worker_id: record for worker_id, (_, record) in decoded.items() if record is not None}
+
+    def _went_backward(self, last_event: bytes) -> bool:
+        return self._cursor is None or stream_position(last_event) < stream_position(self._cursor)
+
+    # -- events
+
+    async def _read_up_to(self, redis: RedisSession, last_event: bytes) -> None:
+        while self._cursor is not None and stream_position(self._cursor) < stream_position(last_event):
+            if not await self._read_events(redis, block_ms=None):
+                # The stream is gone (it ran out); what it said shows in the comparison.
+                self._cursor = last_event
+
+    async def _read_events(self, redis: RedisSession, *, block_ms: int | None) -> int:
+        entries = await redis.read_stream(
+            self._keys.events, self._cursor or b"0-0", count=EVENTS_AT_ONCE, block_ms=block_ms
+        )
+        for entry_id, fields in entries:
+            self._cursor = entry_id
+            event = decode_event(fields)
+            if event is not None:
+                self._counters.events += 1
+                self._apply(event)
+        return len(entries)
+
+    def _apply(self, event: ClusterEvent) -> None:
+        match event:
+            case BlocksDelta():
+                if event.worker_id in self._stale:
+                    return
+                applied = self._blocks.apply(
+                    self._model,
+                    event.worker_id,
+                    incarnation=event.incarnation,
+                    previous=event.previous,
+                    sequence=event.sequence,
+                    stored=event.stored,
+                    removed=event.removed,
+                )
+                if applied is Applied.GAP:
+                    self._counters.gaps += 1
+                    self._stale.add(event.worker_id)
+            case BlocksReplaced():
+                self._stale.add(event.worker_id)
+            case RecordChanged():
+                self._look_now = True
+            case Withdrawn():
+                if self._ledger.withdraw(event.worker_id, event.incarnation):
+                    self._void(event.worker_id)
+                    self._on_change()
+
+    # -- sets
+
+    async def _load_stale(self, redis: RedisSession) -> None:
+        """Load the sets that are not known to be right. A worker leaves the list when its set was looked at."""
+        for worker_id in sorted(self._stale):
+            reply = await redis.script(
+                _scripts.READ_BLOCKS,
+                (self._keys.index(worker_id), self._keys.blocks(worker_id)),
+                (),
+                BULK_DEADLINE_S,
+            )
+            self._stale.discard(worker_id)
+            record = self._ledger.records.get(worker_id)
+            if not reply or record is None:
+                # Not written (yet, or any more): writing it makes an event. What was known stays, as a hint.
+                continue
+            position = Position(reply[0].decode(), int(reply[1]))
+            if position.incarnation != record.incarnation:
+                # The record of that incarnation is on its way, or was: the next look knows.
+                continue
+            self._blocks.load(self._model, worker_id, position, unpack_hashes(reply[2]))
+            self._counters.reloads += 1
+
+    def _void(self, worker_id: str) -> None:
+        """Whatever spoke of that incarnation is void."""
+        self._stale.discard(worker_id)
+        self._blocks.forget(self._model, worker_id)

@@ -1,0 +1,205 @@
+"""The mirror answers as naive sets would, whatever order news comes in."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from antiphon_kvtransfer.identity import BlockHash
+from antiphon_kvtransfer.mirror import Applied, BlockMirror, Position
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.support.membership import block
+
+MODEL = "demo"
+
+
+def naive_leading(chain: list[BlockHash], held: set[BlockHash] | frozenset[BlockHash]) -> int:
+    count = 0
+    for block_id in chain:
+        if block_id not in held:
+            break
+        count += 1
+    return count
+
+
+def load(mirror: BlockMirror, worker: str, hashes: list[BlockHash], sequence: int = 0, incarnation: str = "i1") -> None:
+    mirror.load(MODEL, worker, Position(incarnation, sequence), hashes)
+
+
+def apply(
+    mirror: BlockMirror,
+    worker: str,
+    previous: int,
+    sequence: int,
+    stored: list[BlockHash],
+    removed: list[BlockHash] | None = None,
+    incarnation: str = "i1",
+) -> Applied:
+    return mirror.apply(
+        MODEL,
+        worker,
+        incarnation=incarnation,
+        previous=previous,
+        sequence=sequence,
+        stored=stored,
+        removed=removed or [],
+    )
+
+
+@given(st.lists(st.integers(min_value=0, max_value=40), max_size=70), st.integers(min_value=0, max_value=40))
+def test_leading_blocks_as_naive(lengths: list[int], chain_length: int) -> None:
+    chain = [block(index) for index in range(chain_length)]
+    mirror = BlockMirror()
+    for worker, length in enumerate(lengths):
+        load(mirror, f"w{worker}", [*(block(index) for index in range(length)), block("other")])
+    expected = {f"w{worker}": min(length, chain_length) for worker, length in enumerate(lengths)}
+    assert mirror.leading_blocks(MODEL, chain) == {worker: count for worker, count in expected.items() if count}
+
+
+class Tree(RuleBasedStateMachine):
+    """Workers store and evict (leaf first) blocks of a tree of chains, restart and leave; the mirror follows."""
+
+    WORKERS = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mirror = BlockMirror()
+        self.held: dict[str, set[tuple[int, ...]]] = {}
+        self.at: dict[str, tuple[str, int]] = {}
+
+    @staticmethod
+    def _hash(path: tuple[int, ...]) -> BlockHash:
+        return block(path)
+
+    @rule(
+        worker=st.integers(0, WORKERS - 1),
+        path=st.lists(st.integers(0, 1), min_size=1, max_size=6),
+        drop=st.integers(0, 3),
+    )
+    def change(self, worker: int, path: list[int], drop: int) -> None:
+        name = f"w{worker}"
+        if name not in self.held:
+            return
+        held, (incarnation, sequence) = self.held[name], self.at[name]
+        removed = []
+        for _ in range(drop):
+            leaves = [p for p in held if not any(o[:-1] == p for o in held)]
+            if leaves:
+                removed.append(max(leaves))
+                held.discard(max(leaves))
+        chain = [tuple(path[: end + 1]) for end in range(len(path))]
+        stored = [p for p in chain if p not in held]
+        removed = [p for p in removed if p not in chain]
+        held.update(chain)
+        hashes = [self._hash(p) for p in stored], [self._hash(p) for p in removed]
+        assert apply(self.mirror, name, sequence, sequence + 1, *hashes, incarnation) is Applied.APPLIED
+        assert apply(self.mirror, name, sequence, sequence + 1, *hashes, incarnation) is Applied.STALE
+        self.at[name] = (incarnation, sequence + 1)
+
+    @rule(worker=st.integers(0, WORKERS - 1), incarnation=st.integers(0, 1000))
+    def restart(self, worker: int, incarnation: int) -> None:
+        name = f"w{worker}"
+        self.held[name], self.at[name] = set(), (str(incarnation), 0)
+        load(self.mirror, name, [], 0, str(incarnation))
+
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def leave(self, worker: int) -> None:
+        self.held.pop(f"w{worker}", None)
+        self.mirror.forget(MODEL, f"w{worker}")
+
+    @invariant()
+    def equal(self) -> None:
+        for worker in range(self.WORKERS):
+            name = f"w{worker}"
+            held = {self._hash(path) for path in self.held.get(name, set())}
+            assert self.mirror.contents(MODEL, name) == held
+        assert self.mirror.blocks == sum(len(held) for held in self.held.values())
+        for path in ((0, 0, 0, 0, 0, 0), (0, 1, 0, 1, 0, 1), (1, 1, 1, 1, 1, 1)):
+            chain = [self._hash(path[: end + 1]) for end in range(6)]
+            expected = {name: naive_leading(chain, {self._hash(p) for p in held}) for name, held in self.held.items()}
+            assert self.mirror.leading_blocks(MODEL, chain) == {name: n for name, n in expected.items() if n}
+
+
+TestTree = Tree.TestCase
+TestTree.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_gap_stale_and_other_incarnations() -> None:
+    """llm-d/llm-d-router#1737 (gaps lost for good) and #2853 (restart in place, sequence from 0)."""
+    mirror = BlockMirror()
+    assert apply(mirror, "w", 0, 1, [block(1)]) is Applied.GAP
+    load(mirror, "w", [block(1)], sequence=5)
+    assert apply(mirror, "w", 4, 5, [block(2)]) is Applied.STALE
+    assert apply(mirror, "w", 6, 7, [block(2)]) is Applied.GAP
+    assert apply(mirror, "w", 5, 6, [block(2)], incarnation="i2") is Applied.GAP
+    assert mirror.contents(MODEL, "w") == {block(1)}
+    load(mirror, "w", [block(9)], sequence=0, incarnation="i2")
+    assert apply(mirror, "w", 5, 6, [block(2)], incarnation="i1") is Applied.GAP
+    assert mirror.contents(MODEL, "w") == {block(9)}
+    assert mirror.position(MODEL, "w") == Position("i2", 0)
+
+
+def test_models_do_not_mix() -> None:
+    mirror = BlockMirror()
+    mirror.load("a", "w", Position("i", 0), [block(1)])
+    assert mirror.leading_blocks("b", [block(1)]) == {}
+    mirror.forget_model("a")
+    assert mirror.leading_blocks("a", [block(1)]) == {}
+    assert mirror.blocks == 0
+
+
+def test_memory_is_bounded_and_what_stays_is_prefix_closed() -> None:
+    """vllm-project/production-stack#687: an index that only grows ends the router."""
+    mirror = BlockMirror(max_blocks=10)
+    load(mirror, "a", [block(index) for index in range(6)])
+    load(mirror, "b", [])
+    assert apply(mirror, "b", 0, 1, [block(index) for index in range(4)]) is Applied.APPLIED
+    assert apply(mirror, "b", 1, 2, [block(4)]) is Applied.APPLIED
+    assert mirror.blocks == 10
+    assert mirror.contents(MODEL, "b") == {block(index) for index in range(4)}
+    # The parent did not fit, so its child does not come in later either.
+    assert apply(mirror, "a", 0, 1, [], [block(5), block(4), block(3)]) is Applied.APPLIED
+    assert apply(mirror, "b", 2, 3, [block(5)], [block(3)]) is Applied.APPLIED
+    assert mirror.contents(MODEL, "b") == {block(index) for index in range(3)}
+    assert mirror.incomplete(MODEL) == ("b",)
+    load(mirror, "b", [block(index) for index in range(6)], sequence=3)
+    assert mirror.incomplete(MODEL) == ()
+    assert mirror.leading_blocks(MODEL, [block(index) for index in range(6)]) == {"a": 3, "b": 6}
+    load(mirror, "c", [block(index) for index in range(6)])
+    assert mirror.contents(MODEL, "c") == frozenset()
+    assert mirror.blocks <= 10
+
+
+def test_slots_are_reused() -> None:
+    mirror = BlockMirror()
+    for round_number in range(50):
+        load(mirror, f"w{round_number}", [block(1)])
+        assert mirror.leading_blocks(MODEL, [block(1)]) == {f"w{round_number}": 1}
+        mirror.forget(MODEL, f"w{round_number}")
+    assert len(mirror._models[MODEL].slots) == 1
+
+
+class CountingDict(dict[BlockHash, int]):
+    looked_up = 0
+
+    def get(self, key: BlockHash, default: int = 0) -> int:  # type: ignore[override]
+        self.looked_up += 1
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 5, 1000, 2000])
+def test_few_look_ups_for_a_thousand_workers(shared: int) -> None:
+    """A thousand workers, a chain of 2000 blocks, one shared stretch: counted, not timed."""
+    mirror = BlockMirror()
+    chain = [block(index) for index in range(2000)]
+    rng = random.Random(7)
+    for worker in range(1000):
+        load(mirror, f"w{worker}", [*chain[: shared if worker < 50 else 0], block(rng.random())])
+    model = mirror._models[MODEL]
+    model.holders = counting = CountingDict(model.holders)
+    found = mirror.leading_blocks(MODEL, chain)
+    assert found == ({f"w{worker}": shared for worker in range(50)} if shared else {})
+    assert counting.looked_up <= 25
