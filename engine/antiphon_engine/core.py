@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from antiphon_kvtransfer.identity import BlockHash
 
 from antiphon_engine._request import Request
+from antiphon_engine._step import StepPlan
 from antiphon_engine.executor import Executor, SampledToken
 from antiphon_engine.interface import (
     Engine,
@@ -38,7 +39,7 @@ from antiphon_engine.interface import (
     StepSample,
 )
 from antiphon_engine.pool import BlockPool
-from antiphon_engine.scheduler import Scheduler, SchedulerConfig, StepPlan
+from antiphon_engine.scheduler import Scheduler, SchedulerConfig
 
 logger = logging.getLogger("antiphon.engine")
 

@@ -30,6 +30,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphon_engine._request import Phase, Request
+from antiphon_engine._room import KvRoom
+from antiphon_engine._step import StepNews, StepPart, StepPlan, output_of, progress_of
 from antiphon_engine.executor import SampledToken, SampleSpec, SequenceStep
 from antiphon_engine.interface import (
     FinishReason,
@@ -43,7 +45,7 @@ from antiphon_engine.interface import (
     RequestRefused,
     Reservation,
 )
-from antiphon_engine.pool import NO_BLOCK, BlockPool
+from antiphon_engine.pool import BlockPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +62,6 @@ class SchedulerConfig:
             raise ValueError("max_batch_tokens, max_sequences and max_waiting_tokens must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class StepPart:
-    request: Request
-    step: SequenceStep
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    parts: tuple[StepPart, ...]
-    has_news: bool
-    """`commit` has something to tell even if nothing is computed."""
-    preempted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepNews:
-    outputs: tuple[RequestOutput, ...]
-    prefills: tuple[PrefillProgress, ...]
-
-
 class Scheduler:
     """Owns all requests and their blocks. Every method needs the engine's lock."""
 
@@ -90,13 +72,13 @@ class Scheduler:
         self._config = config
         self._info = info
         self._pool = pool
+        self._room = KvRoom(pool)
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []  # by arrival, so that a preempted request goes back to the front
         self._running: list[Request] = []  # in order of admission
         self._leaving: list[Request] = []  # cancelled in mid-step: freed when the step is committed
         self._to_announce: list[Request] = []  # PREFILLs that advanced without being computed
         self._finished: list[RequestOutput] = []  # of requests that were complete before they could run
-        self._outstanding_blocks = 0
         self._arrivals = 0
 
     # -- requests come and go
@@ -123,9 +105,10 @@ class Scheduler:
             raise RequestRefused(RefusalReason.INVALID, f"there is a request {request.request_id} already")
         if request.phase is Phase.HELD or request.is_prefill:
             head = next((waiting for waiting in self._waiting if not waiting.promised_blocks), None)
-            if not self._fits(request, spare_blocks=head.wanted_blocks if head else 0):
+            if not self._room.fits(request, spare_blocks=head.wanted_blocks if head else 0):
                 raise RequestRefused(RefusalReason.CAPACITY, "no room in the KV pool now: try later or elsewhere")
-            self._promise(request)
+            self._room.promise(request)
+            self._extend(request)
         elif self._waiting and self._queued_tokens() + len(request.tokens) > self._config.max_waiting_tokens:
             raise RequestRefused(RefusalReason.CAPACITY, "the waiting queue is full: try later or elsewhere")
         self._arrivals += 1
@@ -152,9 +135,9 @@ class Scheduler:
             raise ValueError(f"{request_id} has {len(request.tokens)} tokens, not {num_tokens}")
         if not request.looked_up:
             request.looked_up = True
-            self._extend_from_cache(request)
+            self._extend(request)
         count = request.blocks_for(num_tokens)
-        if not self._secure(request, count):
+        if not self._room.secure(request, count):
             return None
         filled = count if num_tokens <= request.computed_tokens else request.computed_tokens // request.block_tokens
         return Reservation(blocks=tuple(request.blocks[:count]), filled_blocks=filled)
@@ -166,7 +149,9 @@ class Scheduler:
         if num_tokens > request.computed_tokens:
             request.computed_tokens = num_tokens
             request.cached_tokens = min(num_tokens, len(request.source.prompt))
-            self._index_blocks(request)
+            self._room.index(request)
+            if request.is_prefill:
+                self._to_announce.append(request)
 
     def resume(self, request_id: str, output: Sequence[int]) -> None:
         request = self._held(request_id)
@@ -181,7 +166,7 @@ class Scheduler:
                 keep -= 1
                 request.computed_tokens = keep * request.block_tokens
         # Reads that were given up may still write into blocks that were not published: never compute into those.
-        self._detach(request, keep)
+        self._room.detach(request, keep)
         request.indexed_blocks = min(request.indexed_blocks, keep)
         request.cached_tokens = min(request.cached_tokens, request.computed_tokens)
         request.phase = Phase.WAITING
@@ -214,9 +199,9 @@ class Scheduler:
                 break
             if request.phase is not Phase.RUNNING:
                 continue  # a decode has just preempted it
-            self._extend_from_cache(request)
+            self._extend(request)
             count = min(budget, request.computable_tokens)
-            if count > 0 and self._secure(request, request.blocks_for(request.computed_tokens + count)):
+            if count > 0 and self._room.secure(request, request.blocks_for(request.computed_tokens + count)):
                 parts.append(self._part(request, count))
                 budget -= count
         has_news = bool(self._finished or self._to_announce)
@@ -231,21 +216,21 @@ class Scheduler:
             if self._end_step(request):
                 continue
             request.computed_tokens += len(part.step.tokens)
-            self._index_blocks(request)
+            self._room.index(request)
             if request.is_prefill:
                 if sampled is not None:
                     self._running.remove(request)
                     request.phase = Phase.KEPT
-                prefills.append(_progress(request, sampled))
+                prefills.append(progress_of(request, sampled))
             elif sampled is not None:
                 request.append((sampled.token_id,))
                 finish = request.finish_reason(self.limit_tokens)
-                outputs.append(_output(request, finish, sampled))
+                outputs.append(output_of(request, finish, sampled))
                 if finish is not None:
                     self._remove(request)
         for request in self._to_announce:
             if request.phase is not Phase.OVER and request.indexed_blocks > request.announced_blocks:
-                prefills.append(_progress(request, None))
+                prefills.append(progress_of(request, None))
         self._to_announce.clear()
         return StepNews(tuple(outputs), tuple(prefills))
 
@@ -257,9 +242,9 @@ class Scheduler:
             if self._end_step(part.request):
                 continue
             if part.request.is_prefill:
-                prefills.append(_progress(part.request, None, error))
+                prefills.append(progress_of(part.request, None, error))
             else:
-                outputs.append(_output(part.request, FinishReason.ERROR, None, error))
+                outputs.append(output_of(part.request, FinishReason.ERROR, None, error))
             self._remove(part.request)
         return StepNews(tuple(outputs), tuple(prefills))
 
@@ -273,7 +258,7 @@ class Scheduler:
             waiting=len(self._waiting) + held,
             waiting_tokens=prompts + self._queued_tokens(),
             kv_tokens=sum(request.computed_tokens for request in self._requests.values()),
-            free_blocks=max(0, self._pool.available_blocks - self._outstanding_blocks),
+            free_blocks=self._room.unpromised_blocks,
             total_blocks=self._pool.num_blocks,
             retained_blocks=self._pool.retained_blocks,
         )
@@ -283,8 +268,10 @@ class Scheduler:
         references = Counter(block for request in alive for block in request.blocks)
         free, cached, used = self._pool.check(references)
         outstanding = sum(request.outstanding_blocks for request in alive)
-        if outstanding != self._outstanding_blocks:
-            raise IntegrityError(f"{outstanding} blocks are promised, {self._outstanding_blocks} are counted as such")
+        if outstanding != self._room.outstanding_blocks:
+            raise IntegrityError(
+                f"{outstanding} blocks are promised, {self._room.outstanding_blocks} are counted as such"
+            )
         if len(references) + outstanding > self._pool.num_blocks:
             raise IntegrityError(f"{len(references)} blocks are taken and {outstanding} promised: more than there are")
         for phase, listed in ((Phase.WAITING, self._waiting), (Phase.RUNNING, self._running)):
@@ -307,7 +294,7 @@ class Scheduler:
         insort(self._waiting, request, key=_arrival)
         finish = None if request.is_prefill else request.finish_reason(self.limit_tokens)
         if finish is not None:  # complete with the output that it brought along
-            self._finished.append(_output(request, finish, None))
+            self._finished.append(output_of(request, finish, None))
             self._remove(request)
 
     def _admit(self) -> None:
@@ -319,20 +306,25 @@ class Scheduler:
                 break
             if not request.promised_blocks:
                 # One block is left to each running request, which will soon want it.
-                room_is_short = room_is_short or not self._fits(request, spare_blocks=growing)
+                room_is_short = room_is_short or not self._room.fits(request, spare_blocks=growing)
                 if room_is_short:
                     continue
-                self._promise(request)
+                self._room.promise(request)
+                self._extend(request)
             self._waiting.remove(request)
             request.phase = Phase.RUNNING
             self._running.append(request)
             free_places -= not request.is_stalled
             growing += not request.is_prefill
 
+    def _extend(self, request: Request) -> None:
+        if self._room.extend_from_cache(request) and request.is_prefill:
+            self._to_announce.append(request)
+
     def _preempt(self, request: Request) -> None:
         self.preemptions += 1
         self._running.remove(request)
-        self._free(request)
+        self._room.free(request)
         request.computed_tokens = request.indexed_blocks = 0
         request.preempted = True
         request.phase = Phase.WAITING
@@ -348,7 +340,7 @@ class Scheduler:
         if request.in_step:
             self._leaving.append(request)
         else:
-            self._free(request)
+            self._room.free(request)
 
     def _part(self, request: Request, count: int) -> StepPart:
         start = request.computed_tokens
@@ -370,120 +362,17 @@ class Scheduler:
         if request.phase is not Phase.OVER:
             return False
         self._leaving.remove(request)
-        self._free(request)
-        return True
-
-    # -- inside: blocks
-
-    def _fits(self, request: Request, spare_blocks: int) -> bool:
-        """Whether its room can be promised. Blocks that it can share with others in use cost nothing."""
-        shared = 0
-        for number in range((len(request.tokens) - 1) // request.block_tokens):
-            block = self._pool.find(request.hash_of(number))
-            if block is None or not self._pool.is_used(block):
-                break
-            shared += 1
-        unpromised = self._pool.available_blocks - self._outstanding_blocks
-        return unpromised - spare_blocks >= request.wanted_blocks - shared
-
-    def _promise(self, request: Request) -> None:
-        request.promised_blocks = request.wanted_blocks
-        self._outstanding_blocks += request.outstanding_blocks
-        self._extend_from_cache(request)
-
-    def _extend_from_cache(self, request: Request) -> None:
-        """Go on from indexed blocks for as long as they continue what the request has."""
-        if request.computed_tokens != len(request.blocks) * request.block_tokens:
-            return
-        # Held requests get their next token from elsewhere, so they can use everything; others compute the last token.
-        usable_tokens = len(request.tokens) - (request.phase is not Phase.HELD)
-        first = len(request.blocks)
-        found = self._pool.leading(request.hash_of(n) for n in range(first, usable_tokens // request.block_tokens))
-        if not found:
-            return
-        for block in found:
-            self._pool.acquire(block)
-        self._attach(request, found)
-        request.computed_tokens = len(request.blocks) * request.block_tokens
-        request.indexed_blocks = len(request.blocks)
-        if not request.preempted:
-            cached = request.cached_tokens + len(found) * request.block_tokens
-            request.cached_tokens = min(cached, len(request.source.prompt))
-        if request.is_prefill:
-            self._to_announce.append(request)
-
-    def _secure(self, request: Request, count: int) -> bool:
-        """Give the request `count` blocks in all, from what it was promised and from what is promised to nobody."""
-        missing = count - len(request.blocks)
-        if missing <= 0:
-            return True
-        unpromised = max(0, missing - request.outstanding_blocks)
-        if unpromised and self._pool.available_blocks - self._outstanding_blocks < unpromised:
-            return False
-        blocks = self._pool.allocate(missing)
-        if blocks is None:
-            return False
-        self._attach(request, blocks)
+        self._room.free(request)
         return True
 
     def _make_room(self, request: Request) -> bool:
         """Room for one more token of a decode, by preemption if need be. False: it was preempted itself."""
         while request.phase is Phase.RUNNING:
-            if self._secure(request, request.blocks_for(request.computed_tokens + 1)):
+            if self._room.secure(request, request.blocks_for(request.computed_tokens + 1)):
                 return True
             self._preempt(next(r for r in reversed(self._running) if not r.is_prefill))
         return False
 
-    def _attach(self, request: Request, blocks: Sequence[int]) -> None:
-        before = request.outstanding_blocks
-        request.blocks.extend(blocks)
-        self._outstanding_blocks += request.outstanding_blocks - before
-
-    def _detach(self, request: Request, keep: int) -> None:
-        before = request.outstanding_blocks
-        self._pool.drop(request.blocks[keep:])
-        del request.blocks[keep:]
-        self._outstanding_blocks += request.outstanding_blocks - before
-
-    def _free(self, request: Request) -> None:
-        self._detach(request, 0)
-        self._outstanding_blocks -= request.outstanding_blocks
-        request.promised_blocks = 0
-
-    def _index_blocks(self, request: Request) -> None:
-        for number in range(request.indexed_blocks, request.computed_tokens // request.block_tokens):
-            parent = request.blocks[number - 1] if number else NO_BLOCK
-            request.blocks[number] = self._pool.index(request.blocks[number], request.hash_of(number), parent)
-            request.indexed_blocks = number + 1
-        if request.is_prefill and request.phase is Phase.HELD:
-            self._to_announce.append(request)
-
 
 def _arrival(request: Request) -> int:
     return request.arrival
-
-
-def _output(
-    request: Request, finish: FinishReason | None, sampled: SampledToken | None, error: str = ""
-) -> RequestOutput:
-    return RequestOutput(
-        request_id=request.request_id,
-        token_ids=(sampled.token_id,) if sampled else (),
-        logprobs=(sampled.logprob,) if sampled and sampled.logprob else (),
-        finish=finish,
-        cached_tokens=request.cached_tokens,
-        error=error,
-    )
-
-
-def _progress(request: Request, sampled: SampledToken | None, error: str = "") -> PrefillProgress:
-    request.announced_blocks = request.indexed_blocks
-    return PrefillProgress(
-        request_id=request.request_id,
-        full_blocks=request.indexed_blocks,
-        cached_tokens=request.cached_tokens,
-        first_token=sampled.token_id if sampled else None,
-        first_logprob=sampled.logprob if sampled else None,
-        partial_tokens=len(request.tokens) % request.block_tokens if sampled else 0,
-        error=error,
-    )

@@ -1,0 +1,55 @@
+"""What a step is planned to be, and what it brought: records between the scheduler and the engine's thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antiphon_engine._request import Request
+from antiphon_engine.executor import SampledToken, SequenceStep
+from antiphon_engine.interface import FinishReason, PrefillProgress, RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    request: Request
+    step: SequenceStep
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    parts: tuple[StepPart, ...]
+    has_news: bool
+    """`commit` has something to tell even if nothing is computed."""
+    preempted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepNews:
+    outputs: tuple[RequestOutput, ...]
+    prefills: tuple[PrefillProgress, ...]
+
+
+def output_of(
+    request: Request, finish: FinishReason | None, sampled: SampledToken | None, error: str = ""
+) -> RequestOutput:
+    return RequestOutput(
+        request_id=request.request_id,
+        token_ids=(sampled.token_id,) if sampled else (),
+        logprobs=(sampled.logprob,) if sampled and sampled.logprob else (),
+        finish=finish,
+        cached_tokens=request.cached_tokens,
+        error=error,
+    )
+
+
+def progress_of(request: Request, sampled: SampledToken | None, error: str = "") -> PrefillProgress:
+    request.announced_blocks = request.indexed_blocks
+    return PrefillProgress(
+        request_id=request.request_id,
+        full_blocks=request.indexed_blocks,
+        cached_tokens=request.cached_tokens,
+        first_token=sampled.token_id if sampled else None,
+        first_logprob=sampled.logprob if sampled else None,
+        partial_tokens=len(request.tokens) % request.block_tokens if sampled else 0,
+        error=error,
+    )
