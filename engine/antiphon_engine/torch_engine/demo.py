@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import subprocess
