@@ -70,6 +70,15 @@ class Transport(ABC):
 
     name: str
 
+    @property
+    @abstractmethod
+    def scratch_bytes(self) -> int:
+        """How much memory of its own the transport has; local offsets from `region.length_bytes` on name it.
+
+        A read may land there instead of in the region (not across both): that is how a link is measured without
+        touching a live block. Peers cannot read it.
+        """
+
     @abstractmethod
     async def start(self) -> None:
         """Register the region and begin to serve peers. Raises TransportUnavailable."""
