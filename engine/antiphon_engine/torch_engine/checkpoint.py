@@ -127,6 +127,7 @@ def load_weights(
             f"and {available_bytes / 1e9:.1f} GB are available: free memory, or choose a smaller model, dtype or pool"
         )
     transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
     model_class: type[PreTrainedModel] = getattr(transformers, info.architecture)
     try:
         model, report = model_class.from_pretrained(
@@ -136,6 +137,8 @@ def load_weights(
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            # Reported below by name instead of raised without one.
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
     except TorchEngineError:
