@@ -106,9 +106,9 @@ def known_options() -> tuple[OptionSpec, ...]:
     return (*specs(ServeOptions), *specs(WorkerOptions), *specs(GatewayOptions))
 
 
-def _begin(process: str, options: DataclassInstance, *, level: str, json: bool) -> None:
+def _begin(process: str, service: str, options: DataclassInstance, *, level: str, json: bool) -> None:
     logs.configure(process, level=level, json=json)
-    tracing.configure(f"antiphon-{process}")
+    tracing.configure(service)
     log.info("configuration: %s", describe(options))
 
 
@@ -117,11 +117,14 @@ def _worker(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
     parsed = _parse("worker", arguments, specs(WorkerOptions), environment)
     options = load(WorkerOptions, parsed, environment)
-    _begin("worker", options, level=options.log_level, json=options.log_json)
+    _begin(options.worker_id or "worker", "antiphon-worker", options, level=options.log_level, json=options.log_json)
 
-    from antiphon.roles import run_worker
+    from antiphon_decode import DecodeService
+    from antiphon_prefill import PrefillService
+    from antiphon_worker import run_worker
 
-    code = run_worker(options)
+    # Every process has both services; each refuses what is not its worker's role.
+    code = run_worker(options, (PrefillService, DecodeService))
     tracing.shutdown()
     return code
 
@@ -131,7 +134,7 @@ def _gateway(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
     parsed = _parse("gateway", arguments, specs(GatewayOptions), environment)
     options = load(GatewayOptions, parsed, environment)
-    _begin("gateway", options, level=options.log_level, json=options.log_json)
+    _begin("gateway", "antiphon-gateway", options, level=options.log_level, json=options.log_json)
 
     from antiphon_gateway import run_gateway
 
