@@ -43,7 +43,14 @@ _SUMMARY = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that `arguments` (by default the process's) name, and end the process."""
-    leave(run(sys.argv[1:] if arguments is None else arguments, os.environ))
+    try:
+        code = run(sys.argv[1:] if arguments is None else arguments, os.environ)
+    except KeyboardInterrupt:  # before the process listens to signals
+        code = ExitCode.OK
+    except Exception:
+        log.exception("this should not have happened")
+        code = ExitCode.FAILURE
+    leave(code)
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
