@@ -1,0 +1,102 @@
+"""What a worker tells gateways of its load, with every step and every heartbeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from antiphon_engine.interface import Engine, Load, StepResult
+from antiphon_kvtransfer.links import LinkStatus
+from antiphon_policy.latency import StepModel
+from antiphon_proto.worker_pb2 import LinkState, QueueState, StepCoefficients
+
+from antiphon_worker.fit import StepModelFit
+from antiphon_worker.identity import WorkerIdentity
+
+REFIT_INTERVAL_S = 0.5
+
+
+class LoadReport:
+    """Makes QueueState messages: at most one for each step, shared by all gateways."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        identity: WorkerIdentity,
+        *,
+        prior: StepModel,
+        links: Callable[[], Sequence[LinkStatus]],
+        draining: Callable[[], bool],
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._links = links
+        self._draining = draining
+        self._fit = StepModelFit(prior)
+        self._of_step: tuple[Load, QueueState] | None = None
+        self._last_load: Load | None = None
+        self._slow_parts: tuple[StepCoefficients, list[LinkState]] = (StepCoefficients(), [])
+        self._slow_parts_at = float("-inf")
+
+    def observe(self, result: StepResult) -> None:
+        """Take what a step brought."""
+        self._last_load = result.load
+        if result.sample is not None:
+            self._fit.add(result.sample)
+
+    @property
+    def step_model(self) -> StepModel:
+        return self._fit.model
+
+    def of_last_step(self) -> QueueState:
+        """The state as of the last step; made once for all who ask before the next."""
+        load = self._last_load
+        if load is None:
+            return self.now()
+        if self._of_step is None or self._of_step[0] is not load:
+            self._of_step = (load, self._message(load))
+        return self._of_step[1]
+
+    def now(self) -> QueueState:
+        """The state at this moment."""
+        return self._message(self._engine.load())
+
+    def _message(self, load: Load) -> QueueState:
+        now = time.monotonic()
+        if now - self._slow_parts_at >= REFIT_INTERVAL_S:
+            self._slow_parts_at = now
+            self._slow_parts = (_coefficients(self._fit.model), [_link_state(link) for link in self._links()])
+        coefficients, links = self._slow_parts
+        return QueueState(
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            kv_tokens=load.kv_tokens,
+            free_blocks=load.free_blocks,
+            total_blocks=load.total_blocks,
+            draining=self._draining(),
+            step_model=coefficients,
+            links=links,
+            role_version=self._identity.role_version,
+            held_blocks=load.retained_blocks,
+        )
+
+
+def _coefficients(model: StepModel) -> StepCoefficients:
+    return StepCoefficients(
+        base_ms=model.base_ms,
+        per_new_token_ms=model.per_new_token_ms,
+        per_token_context_ms=model.per_token_context_ms,
+        per_sequence_ms=model.per_sequence_ms,
+        per_kv_token_ms=model.per_kv_token_ms,
+    )
+
+
+def _link_state(link: LinkStatus) -> LinkState:
+    return LinkState(
+        peer_worker_id=link.peer_worker_id,
+        transport=link.transport,
+        gigabytes_per_s=link.gigabytes_per_s,
+        up=link.up,
+        detail=link.detail,
+    )

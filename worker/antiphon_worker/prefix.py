@@ -1,0 +1,62 @@
+"""Fetch a prefix from a peer that holds more of it than we do, before the rest is computed here.
+
+Used by whoever prefills: a prefill worker at the start of a run, a decode worker that prefills by itself. All of it is
+an attempt: whatever goes wrong or takes too long, the engine computes what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from antiphon_kvtransfer.links import LinkError
+from antiphon_proto.worker_pb2 import PrefixPeer
+
+from antiphon_worker.held import BlockPuller, HeldBlocks
+from antiphon_worker.service import WorkerContext
+from antiphon_worker.wire import peer_address
+
+log = logging.getLogger("antiphon.kv")
+
+PREFIX_DEADLINE_S = 5.0
+
+
+async def pull_prefix(context: WorkerContext, held: HeldBlocks, peers: Sequence[PrefixPeer]) -> None:
+    """Pull and publish as much of the held request's prefix as one of `peers` has beyond our own.
+
+    Returns in any case within about PREFIX_DEADLINE_S. Raises KeyError if the request is gone.
+    """
+    puller = BlockPuller(held, context.metrics, context.engine.info.kv_block_bytes)
+    try:
+        async with asyncio.timeout(PREFIX_DEADLINE_S):
+            for prefix_peer in peers:
+                if prefix_peer.peer.worker_id == context.identity.worker_id:
+                    continue
+                # A whole prompt in cache still needs its last token computed: the engine sees to that.
+                wanted = min(prefix_peer.blocks, held.full_blocks)
+                if wanted <= held.leading:
+                    continue
+                while not held.reserve(wanted):
+                    if not await context.bridge.capacity(PREFIX_DEADLINE_S):
+                        return
+                if await _pull_from(context, held, puller, prefix_peer, wanted):
+                    return
+    except TimeoutError:
+        log.warning("a prefix did not arrive from its peers within %.0f s; it is computed here", PREFIX_DEADLINE_S)
+
+
+async def _pull_from(
+    context: WorkerContext, held: HeldBlocks, puller: BlockPuller, prefix_peer: PrefixPeer, wanted: int
+) -> bool:
+    """Whether all that was wanted came."""
+    try:
+        link = await context.links.link(peer_address(prefix_peer.peer), context.lost_after_s)
+        while (stretch := held.missing(held.leading, wanted)) is not None:
+            begin, end = stretch
+            if await puller.pull(link, begin, end) < end - begin:
+                return False
+    except LinkError as error:
+        log.warning("no prefix from %s: %s", prefix_peer.peer.worker_id, error)
+        return False
+    return True

@@ -1,0 +1,406 @@
+"""One worker process, from its options to its exit code.
+
+The order of starting is the order of what may be promised: the engine is loaded, then transports can be read from,
+then the gRPC server answers, then the cluster hears of it, and only then it is ready. Ending runs the other way:
+nothing new is taken, what runs may end, the record is withdrawn, and everything is closed. Everything but the engine's
+thread lives on one event loop, which this module owns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import msgspec
+import uvloop
+from antiphon_engine.interface import BlocksChanged, Engine, IntegrityError
+from antiphon_kvtransfer.announcer import WorkerAnnouncer
+from antiphon_kvtransfer.cards import LocalWorker
+from antiphon_kvtransfer.links import PeerLinks
+from antiphon_kvtransfer.records import WorkerRecord
+from antiphon_kvtransfer.transport import Region, TransportError
+from antiphon_proto.worker_pb2_grpc import add_KvBlocksServicer_to_server
+from antiphon_telemetry.exit import ExitCode
+from antiphon_telemetry.status import StatusServer
+from tokenizers import Tokenizer
+
+from antiphon_worker.bridge import EngineBridge
+from antiphon_worker.card import model_card
+from antiphon_worker.channels import SERVER_OPTIONS, ChannelPool
+from antiphon_worker.engines import create_engine, step_model_prior
+from antiphon_worker.errors import WorkerStartError
+from antiphon_worker.identity import WorkerIdentity, new_identity
+from antiphon_worker.load import LoadReport
+from antiphon_worker.metrics import WorkerMetrics
+from antiphon_worker.options import WorkerOptions
+from antiphon_worker.service import Drain, ServiceFactory, WorkerContext, WorkerService
+from antiphon_worker.transports import create_transports
+
+log = logging.getLogger("antiphon.worker")
+
+SERVER_STOP_S = 1.0
+ENGINE_CLOSE_S = 10.0
+
+
+def run_worker(options: WorkerOptions, roles: Sequence[ServiceFactory]) -> int:
+    """Run one worker until it is told to end; the exit code. `roles` make the services, all in every process.
+
+    The caller has configured logs and traces, and ends the process by `antiphon_telemetry.exit.leave`.
+    """
+    try:
+        engine = create_engine(options)
+    except WorkerStartError as error:
+        log.error("%s", error)
+        return error.exit_code
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(options, roles, engine))
+    except WorkerStartError as error:
+        log.error("%s", error)
+        return error.exit_code
+    finally:
+        engine.close(ENGINE_CLOSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a ready file holds."""
+
+    worker_id: str
+    incarnation: str
+    role: str
+    address: str
+    status_address: str
+    pid: int
+
+
+async def _serve(options: WorkerOptions, roles: Sequence[ServiceFactory], engine: Engine) -> int:
+    async with contextlib.AsyncExitStack() as closing:
+        worker = await _Worker.start(options, roles, engine, closing)
+        return await worker.run()
+
+
+class _Worker:
+    """A started worker. What it owns is closed by the exit stack that `start` was given, in reverse order."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        services: Sequence[WorkerService],
+        announcer: WorkerAnnouncer | None,
+        record: WorkerRecord,
+        end: asyncio.Future[ExitCode],
+    ) -> None:
+        self._context = context
+        self._services = services
+        self._announcer = announcer
+        self._record = record
+        self._end = end
+        self._signals = 0
+        self._asked_to_end = asyncio.Event()
+
+    @classmethod
+    async def start(
+        cls,
+        options: WorkerOptions,
+        roles: Sequence[ServiceFactory],
+        engine: Engine,
+        closing: contextlib.AsyncExitStack,
+    ) -> _Worker:
+        loop = asyncio.get_running_loop()
+        identity = new_identity(options)
+        end: asyncio.Future[ExitCode] = loop.create_future()
+        announce: list[WorkerAnnouncer] = []
+
+        def on_blocks(change: BlocksChanged) -> None:
+            for announcer in announce:
+                announcer.block_change(change.sequence, change.stored, change.removed)
+
+        def on_failure(error: BaseException) -> None:
+            log.critical("the engine's thread died; this worker ends", exc_info=error)
+            if not end.done():
+                end.set_result(ExitCode.FAILURE)
+
+        bridge = EngineBridge(on_blocks=on_blocks, on_failure=on_failure)
+        closing.callback(bridge.close)
+
+        memory, info = engine.kv, engine.info
+        local = LocalWorker(
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            kv_format=info.kv_format,
+            block_bytes=memory.block_bytes,
+            num_blocks=memory.num_blocks,
+            region=Region(memory.address, memory.length_bytes),
+            layers=info.layers,
+            kv_heads=info.kv_heads,
+        )
+        links = PeerLinks(
+            local,
+            create_transports(options, local),
+            engine,
+            heartbeat_ms=options.heartbeat_ms,
+            lost_after_ms=options.lost_after_ms,
+        )
+        closing.push_async_callback(links.close)
+        try:
+            await links.start()
+        except TransportError as error:
+            raise WorkerStartError(str(error), ExitCode.UNAVAILABLE) from error
+
+        drain = Drain()
+        metrics = WorkerMetrics()
+        metrics.watch(engine.load, links.statuses)
+        load = LoadReport(
+            engine, identity, prior=step_model_prior(options), links=links.statuses, draining=lambda: drain.on
+        )
+        bridge.observe(metrics.observe_step)
+        bridge.observe(load.observe)
+        channels = ChannelPool()
+        closing.push_async_callback(channels.close)
+        context = WorkerContext(
+            options=options,
+            identity=identity,
+            engine=engine,
+            bridge=bridge,
+            links=links,
+            tokenizer=Tokenizer.from_buffer(info.tokenizer_json),
+            load=load,
+            channels=channels,
+            metrics=metrics,
+            drain=drain,
+        )
+        services = [role(context) for role in roles]
+        for service in services:
+            closing.push_async_callback(service.close)
+
+        engine.start(bridge)
+        closing.push_async_callback(asyncio.to_thread, engine.close, ENGINE_CLOSE_S)
+
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        for service in services:
+            service.register(server)
+        add_KvBlocksServicer_to_server(links.servicer(), server)
+        port = _bind(server, options.host, options.port)
+        await server.start()
+        closing.push_async_callback(_stop_server, server, services)
+
+        advertise = options.advertise_host or options.host
+        status = StatusServer(
+            options.host,
+            options.status_port,
+            ready=lambda: (False, "draining") if drain.on else (True, ""),
+            detail=functools.partial(_status, context, services),
+        )
+        try:
+            await status.start()
+        except OSError as error:
+            raise WorkerStartError(
+                f"the status port {options.host}:{options.status_port} is not to be had ({error.strerror}): "
+                "choose another --status-port",
+                ExitCode.UNAVAILABLE,
+            ) from error
+        closing.push_async_callback(status.close)
+
+        record = WorkerRecord(
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            role=identity.role,
+            role_version=identity.role_version,
+            model=info.model,
+            card_digest=model_card(info).digest,
+            address=f"{advertise}:{port}",
+            status_address=f"{advertise}:{status.port}",
+            total_blocks=memory.num_blocks,
+            block_tokens=info.block_tokens,
+            started_at_ms=time.time_ns() // 1_000_000,
+        )
+        announcer: WorkerAnnouncer | None = None
+        if options.redis_url:
+            announcer = WorkerAnnouncer(options.redis_url, record, engine.indexed_blocks)
+            announce.append(announcer)
+            task = loop.create_task(announcer.run(), name="announcer")
+            task.add_done_callback(functools.partial(_announcer_ended, end))
+            closing.push_async_callback(_cancel, task)
+
+        worker = cls(context, services, announcer, record, end)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.ask_to_end)
+        log.info(
+            "worker ready worker_id=%s role=%s address=%s status=%s model=%s",
+            identity.worker_id,
+            identity.role,
+            record.address,
+            record.status_address,
+            info.model,
+        )
+        if options.ready_file:
+            _write_ready(Path(options.ready_file), identity, record)
+        return worker
+
+    def ask_to_end(self) -> None:
+        """SIGTERM or SIGINT: the first drains, the second ends at once."""
+        self._signals += 1
+        if self._signals == 1:
+            self._asked_to_end.set()
+        elif not self._end.done():
+            log.warning("told to end a second time: not waiting for running requests")
+            self._end.set_result(ExitCode.OK)
+
+    async def run(self) -> int:
+        """Until told to end and drained, or until something failed; the exit code."""
+        asked = asyncio.ensure_future(self._asked_to_end.wait())
+        drain: asyncio.Task[None] | None = None
+        try:
+            await _first_of(asked, self._end)
+            if not self._end.done():
+                drain = asyncio.ensure_future(self._drain())
+                await _first_of(drain, self._end)
+            code = self._end.result() if self._end.done() else ExitCode.OK
+            if self._announcer is not None and code is ExitCode.OK:
+                await self._announcer.withdraw()
+            return code
+        finally:
+            await _cancel(asked)
+            if drain is not None:
+                await _cancel(drain)
+
+    async def _drain(self) -> None:
+        self._context.drain.begin()
+        if self._announcer is not None:
+            self._announcer.update(msgspec.structs.replace(self._record, draining=True))
+        timeout_s = self._context.options.drain_timeout_s
+        log.info("draining: %d requests run; waiting up to %.0f s", self._active(), timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                for service in self._services:
+                    await service.drained()
+        except TimeoutError:
+            log.warning("%d requests did not end in %.0f s; they are cut off", self._active(), timeout_s)
+
+    def _active(self) -> int:
+        return sum(service.active_requests for service in self._services)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        bound = 0
+        cause: BaseException | None = error
+    else:
+        cause = None
+    if bound == 0:
+        raise WorkerStartError(
+            f"the port {host}:{port} is not to be had: choose another --port, or 0 for any free one",
+            ExitCode.UNAVAILABLE,
+        ) from cause
+    return bound
+
+
+async def _stop_server(server: grpc.aio.Server, services: Sequence[WorkerService]) -> None:
+    """End the streams: gateways hear it from the stream, callers of runs from theirs."""
+    for service in services:
+        service.break_off("the worker ends")
+    await server.stop(SERVER_STOP_S)
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _announcer_ended(end: asyncio.Future[ExitCode], task: asyncio.Task[None]) -> None:
+    """The announcer rides out what Redis does; if it ends by itself, something is wrong here."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    log.critical("the announcer ended; this worker ends", exc_info=error)
+    if not end.done():
+        end.set_result(ExitCode.FAILURE)
+
+
+def _write_ready(path: Path, identity: WorkerIdentity, record: WorkerRecord) -> None:
+    ready = _Ready(
+        worker_id=identity.worker_id,
+        incarnation=identity.incarnation,
+        role=identity.role,
+        address=record.address,
+        status_address=record.status_address,
+        pid=os.getpid(),
+    )
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_bytes(msgspec.json.encode(ready) + b"\n")
+    part.replace(path)
+
+
+def _status(context: WorkerContext, services: Sequence[WorkerService]) -> Mapping[str, object]:
+    """The status page: what is true now, with the pool's books counted anew."""
+    engine, identity = context.engine, context.identity
+    load = engine.load()
+    try:
+        report = engine.check_integrity()
+        integrity = "ok"
+        used_blocks, cached_blocks, requests = report.used_blocks, report.cached_blocks, report.requests
+    except IntegrityError as error:
+        integrity = str(error)
+        used_blocks = cached_blocks = requests = -1
+    sequence, indexed = engine.indexed_blocks()
+    model = context.load.step_model
+    detail: dict[str, object] = {
+        "worker_id": identity.worker_id,
+        "incarnation": identity.incarnation,
+        "role": identity.role,
+        "role_version": identity.role_version,
+        "model": engine.info.model,
+        "draining": context.drain.on,
+        "integrity": integrity,
+        "running": load.running,
+        "waiting": load.waiting,
+        "waiting_tokens": load.waiting_tokens,
+        "kv_tokens": load.kv_tokens,
+        "free_blocks": load.free_blocks,
+        "total_blocks": load.total_blocks,
+        "retained_blocks": load.retained_blocks,
+        "used_blocks": used_blocks,
+        "cached_blocks": cached_blocks,
+        "requests": requests,
+        "indexed_blocks": len(indexed),
+        "index_sequence": sequence,
+        "step_model": {
+            "base_ms": model.base_ms,
+            "per_new_token_ms": model.per_new_token_ms,
+            "per_token_context_ms": model.per_token_context_ms,
+            "per_sequence_ms": model.per_sequence_ms,
+            "per_kv_token_ms": model.per_kv_token_ms,
+        },
+        "links": [
+            {
+                "peer_worker_id": link.peer_worker_id,
+                "transport": link.transport,
+                "gigabytes_per_s": link.gigabytes_per_s,
+                "up": link.up,
+                "detail": link.detail,
+            }
+            for link in context.links.statuses()
+        ],
+        "active_requests": sum(service.active_requests for service in services),
+        "open_tasks": sum(service.open_tasks for service in services),
+    }
+    for service in services:
+        detail.update(service.status())
+    return detail
