@@ -31,10 +31,13 @@ from antiphon.children import Child, ChildSpec, StartFailed
 from antiphon.console import Console
 from antiphon.deployment import ProcessPlan, plan
 from antiphon.embedded_valkey import EmbeddedValkey, runtime_folder
+from antiphon.link_report import WorkerReady, WorkerStatus, describe, is_complete
 from antiphon.options import ServeOptions
 
 _POLL_S = 0.1
 _HTTP_DEADLINE_S = 5.0
+_LINKS_S = 5.0
+"""How long the links between workers are waited for before people are told."""
 _END_MARGIN_S = 5.0
 """What a process gets beyond its drain time before it is killed."""
 
@@ -146,7 +149,10 @@ class _Supervisor:
             self._console.say("starting the gateway")
             await self._launch([_spec(deployment.gateway)])
             await self._gateway_ready()
-            models = msgspec.json.decode((await self._get("/v1/models"))[1], type=_Models)
+            _, listed = await asyncio.to_thread(_http_get, f"{self._url}/v1/models")
+            models = msgspec.json.decode(listed, type=_Models)
+            if self._options.prefill:
+                await self._tell_links([process.ready_file for process in deployment.workers])
         self._console.say(f"ready after {time.monotonic() - began:.1f} s")
         self._console.show(welcome(self._url, [model.id for model in models.data], names))
 
@@ -186,14 +192,22 @@ class _Supervisor:
     async def _gateway_ready(self) -> None:
         while True:
             with contextlib.suppress(OSError):
-                status, _ = await self._get("/ready")
+                status, _ = await asyncio.to_thread(_http_get, f"{self._url}/ready")
                 if status == 200:
                     return
             await asyncio.sleep(_POLL_S)
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
-        """Status and body of a page of the gateway."""
-        return await asyncio.to_thread(_http_get, self._url + path)
+    async def _tell_links(self, ready_files: Sequence[Path]) -> None:
+        statuses: list[WorkerStatus] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINKS_S):
+                while not statuses or not is_complete(statuses):
+                    await asyncio.sleep(_POLL_S)
+                    with contextlib.suppress(OSError):
+                        statuses = await asyncio.gather(
+                            *(asyncio.to_thread(_worker_status, path) for path in ready_files)
+                        )
+        self._console.say(describe(statuses))
 
     # -- end
 
@@ -241,9 +255,18 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+def _worker_status(ready_file: Path) -> WorkerStatus:
+    ready = msgspec.json.decode(ready_file.read_bytes(), type=WorkerReady)
+    _, page = _http_get(f"http://{ready.status_address}/status")
+    return msgspec.json.decode(page, type=WorkerStatus)
+
+
 def _http_get(url: str) -> tuple[int, bytes]:
+    """Status and body of a page of one of our processes. Blocks; raises OSError."""
+    # What is on this machine is not to be asked for through a proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=_HTTP_DEADLINE_S) as answer:
+        with opener.open(url, timeout=_HTTP_DEADLINE_S) as answer:
             return int(answer.status), answer.read()
     except urllib.error.HTTPError as error:
         with error:
