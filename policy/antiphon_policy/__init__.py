@@ -1,0 +1,34 @@
+"""Decisions as pure functions over plain records: the latency model, and routing by it. No I/O."""
+
+from antiphon_policy.latency import InputRange, StepModel, StepModelFit, transfer_ms
+from antiphon_policy.routing import (
+    CostParts,
+    NoWorker,
+    NoWorkerReason,
+    RouteDecision,
+    RouteOption,
+    RouteReason,
+    RouteRequest,
+    RoutingSnapshot,
+    WorkerRole,
+    WorkerView,
+    route,
+)
+
+__all__ = [
+    "CostParts",
+    "InputRange",
+    "NoWorker",
+    "NoWorkerReason",
+    "RouteDecision",
+    "RouteOption",
+    "RouteReason",
+    "RouteRequest",
+    "RoutingSnapshot",
+    "StepModel",
+    "StepModelFit",
+    "WorkerRole",
+    "WorkerView",
+    "route",
+    "transfer_ms",
+]
