@@ -1,0 +1,81 @@
+"""What both endpoints share in rendering answers: usage, finish reasons, and bytes of server-sent events.
+
+A stream's chunks differ in a few values only, so everything else is encoded once per request, and a chunk is a join
+of bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+from antiphon_proto import worker_pb2 as pb
+
+from antiphon_gateway.errors import ApiError
+from antiphon_gateway.flight import Choice, Flight
+
+DONE = b"data: [DONE]\n\n"
+
+FINISH_REASONS = {pb.FINISH_STOP: "stop", pb.FINISH_LENGTH: "length"}
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Renderer(Protocol):
+    """Turns the steps of one flight into the answer's bytes; one of the endpoints' two, for one request."""
+
+    def take(self, choice: Choice, step: pb.RequestStep) -> bytes:
+        """One step of a streamed answer as events; empty: nothing to send yet."""
+
+    def end(self, flight: Flight) -> bytes:
+        """What follows when all choices have ended well."""
+
+    def keep(self, choice: Choice, step: pb.RequestStep) -> None:
+        """One step of an answer that is sent whole."""
+
+    def whole(self, flight: Flight) -> bytes:
+        """That answer."""
+
+
+def usage(flight: Flight) -> UsageBody:
+    prompt_tokens = flight.prompt_tokens
+    completion_tokens = flight.completion_tokens
+    return UsageBody(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(min(prompt_tokens, flight.cached_tokens)),
+    )
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that failed. No [DONE] follows: it would mean that all is well."""
+    return b"data: " + error.to_json() + b"\n\n"
+
+
+class Frame:
+    """The constant bytes around every chunk of one stream."""
+
+    def __init__(self, *, id: str, object: str, created: int, model: str, include_usage: bool) -> None:
+        head = msgspec.json.encode({"id": id, "object": object, "created": created, "model": model})
+        self._head = b"data: " + head[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self.include_usage = include_usage
+
+    def chunk(self, choice: bytes) -> bytes:
+        return self._head + choice + self._tail
+
+    def last(self, flight: Flight) -> bytes:
+        """The usage chunk, where it was asked for, and the end."""
+        if not self.include_usage:
+            return DONE
+        return self._head + b'],"usage":' + msgspec.json.encode(usage(flight)) + b"}\n\n" + DONE

@@ -1,0 +1,392 @@
+"""The gateway as an ASGI application: paths, who may ask, and the life of one request.
+
+Written by hand, as what a framework adds per request and per chunk is more than all that is done here. The handler of
+a request owns its flight, and withdraws it in a `finally`: whatever way a request ends, nothing of it stays in the
+queue, on a worker, or in a gauge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+from antiphon_proto import worker_pb2 as pb
+from antiphon_telemetry import tracing
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from antiphon_gateway import chat, completions, errors, schema
+from antiphon_gateway.answers import Renderer, error_event
+from antiphon_gateway.auth import ApiKeys, cache_salt
+from antiphon_gateway.dispatch import Dispatcher
+from antiphon_gateway.errors import ApiError
+from antiphon_gateway.fleet import Fleet
+from antiphon_gateway.flight import Flight, Ticket
+from antiphon_gateway.http import JSON_TYPE, ClientGone, Receive, Request, Scope, Send
+from antiphon_gateway.metrics import GatewayMetrics
+from antiphon_gateway.models import Model, ModelRegistry, Prompt
+from antiphon_gateway.options import GatewayOptions
+from antiphon_gateway.streaming import Presence, send_stream, send_whole
+from antiphon_gateway.tokenization import TextWorkers
+
+log = logging.getLogger("antiphon.gateway")
+
+Handler: TypeAlias = Callable[[Request], Awaitable[None]]
+
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
+_MODELS = "/v1/models/"
+_SWEEP_S = 1.0
+
+
+class _ModelObject(msgspec.Struct):
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "antiphon"
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelObject]
+    object: str = "list"
+
+
+class _Workers(msgspec.Struct):
+    decode: int = 0
+    prefill: int = 0
+    both: int = 0
+
+
+class _Ready(msgspec.Struct):
+    ready: bool
+    draining: bool
+    models: dict[str, _Workers]
+    redis: str
+
+
+class Gateway:
+    """See the module. `start` and `close` belong to the server."""
+
+    def __init__(self, options: GatewayOptions, keys: ApiKeys, gateway_id: str) -> None:
+        self.options = options
+        self.models = ModelRegistry()
+        self.metrics = GatewayMetrics()
+        self.fleet = Fleet(options, gateway_id, self.models)
+        self.dispatcher = Dispatcher(self.fleet, options, self.metrics)
+        self.draining = False
+        self._keys = keys
+        self._text = TextWorkers()
+        self._tracer = tracing.tracer("antiphon.gateway")
+        self._flights: dict[Flight, Request] = {}
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._routes: Mapping[str, Mapping[str, Handler]] = {
+            "/v1/chat/completions": {"POST": self._chat},
+            "/v1/completions": {"POST": self._completions},
+            "/v1/models": {"GET": self._list_models},
+            "/health": {"GET": self._health},
+            "/ready": {"GET": self._ready},
+            "/metrics": {"GET": self._metrics},
+        }
+        self.metrics.observe(queue_depth=lambda: self.dispatcher.waiting, workers=lambda: len(self.fleet.workers()))
+
+    # -- life
+
+    def start(self) -> None:
+        """Begin to look for workers. Needs a running loop."""
+        self.fleet.start()
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self.fleet.close()
+        self._text.close()
+
+    @property
+    def in_flight(self) -> int:
+        """Generating requests that have not been answered to the end."""
+        return self._in_flight
+
+    async def drained(self) -> None:
+        """Return when no generating request is left. The caller bounds the wait."""
+        await self._idle.wait()
+
+    def end_all(self) -> None:
+        """End every running request with an error that its client sees."""
+        for flight in self._flights:
+            flight.end(errors.draining())
+
+    async def _sweep(self) -> None:
+        """Bound what cannot be bounded by an await of its own: silent requests and clients that take no data."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = time.monotonic()
+            for flight, request in list(self._flights.items()):
+                self.dispatcher.sweep(flight, now)
+                if flight.writing_since and now - flight.writing_since > self.options.client_timeout_s:
+                    log.warning("request %s: the client takes no data; disconnected", request.request_id)
+                    self.metrics.slow_client()
+                    request.abort()
+
+    # -- ASGI
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise NotHttp(f"this application speaks HTTP only, not {scope['type']}")
+        request = Request(scope, receive, send, "")
+        given = request.header(b"x-request-id")
+        request.request_id = given if _REQUEST_ID.match(given) else f"req-{uuid.uuid4().hex}"
+        try:
+            await self._handler(request)(request)
+        except ApiError as error:
+            if error.status == 413:
+                log.warning("request %s: %s", request.request_id, error.message)
+                self.metrics.body_too_large()
+            await self._fail(request, error)
+        except ClientGone:
+            log.debug("request %s: the client went away", request.request_id)
+        except Exception:
+            log.exception("request %s failed by a fault of this gateway", request.request_id)
+            await self._fail(request, errors.internal())
+
+    async def _fail(self, request: Request, error: ApiError) -> None:
+        if request.started:
+            await request.send({"type": "http.response.body", "body": error_event(error)})
+        elif error.status == 405:
+            allowed = ", ".join(self._methods(request.path)).encode()
+            await request.respond_error(error, (b"allow", allowed))
+        elif self.draining:
+            await request.respond_error(error, (b"connection", b"close"))
+        else:
+            await request.respond_error(error)
+
+    def _methods(self, path: str) -> Mapping[str, Handler]:
+        if path.startswith(_MODELS) and len(path) > len(_MODELS):
+            return {"GET": self._show_model}
+        return self._routes.get(path, {})
+
+    def _handler(self, request: Request) -> Handler:
+        methods = self._methods(request.path)
+        handler = methods.get(request.method)
+        if handler is not None:
+            return handler
+        if not methods:
+            raise errors.unknown_url(request.method, request.path)
+        raise errors.method_not_allowed(request.method, request.path, ", ".join(methods))
+
+    # -- small pages
+
+    async def _health(self, request: Request) -> None:
+        await request.respond(200, b'{"status":"ok"}', JSON_TYPE)
+
+    async def _ready(self, request: Request) -> None:
+        models = {model.name: self._count(model) for model in self.models}
+        served = any(workers.decode + workers.both for workers in models.values())
+        healthy = self.fleet.mirror_healthy
+        redis = "none" if healthy is None else "ok" if healthy else "down"
+        page = _Ready(served and not self.draining, self.draining, models, redis)
+        await request.respond(200 if page.ready else 503, msgspec.json.encode(page), JSON_TYPE)
+
+    def _count(self, model: Model) -> _Workers:
+        count = _Workers()
+        for client in self.fleet.workers_of(model):
+            if client.attachment is not None and not client.queue.draining:
+                role = client.attachment.role.name.lower()
+                setattr(count, role, getattr(count, role) + 1)
+        return count
+
+    async def _metrics(self, request: Request) -> None:
+        await request.respond(200, self.metrics.page(), (b"content-type", CONTENT_TYPE_LATEST.encode()))
+
+    async def _list_models(self, request: Request) -> None:
+        self._keys.tenant(request.header(b"authorization"))
+        page = _ModelList([_object(model) for model in self.models])
+        await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
+
+    async def _show_model(self, request: Request) -> None:
+        self._keys.tenant(request.header(b"authorization"))
+        name = request.path[len(_MODELS) :]
+        model = self.models.get(name)
+        if model is None:
+            raise errors.model_not_found(name)
+        await request.respond(200, msgspec.json.encode(_object(model)), JSON_TYPE)
+
+    # -- generation
+
+    async def _chat(self, request: Request) -> None:
+        await self._generate(request, "chat", self._start_chat)
+
+    async def _completions(self, request: Request) -> None:
+        await self._generate(request, "completions", self._start_completion)
+
+    async def _start_chat(self, raw: bytes, ticket: Ticket) -> Started:
+        body = schema.decode(raw, schema.ChatBody)
+        model = self._model(body.model)
+        schema.check_chat(body)
+        prompt = await chat.make_prompt(body, model, ticket.salt, self._text, len(raw))
+        sampling = chat.sampling_for(body, model, prompt)
+        flight = self._flight(ticket, model, [prompt], sampling, body, "chat")
+        return Started(flight, chat.ChatRenderer(f"chatcmpl-{ticket.request_id}", body, model), bool(body.stream))
+
+    async def _start_completion(self, raw: bytes, ticket: Ticket) -> Started:
+        body = schema.decode(raw, schema.CompletionBody)
+        model = self._model(body.model)
+        schema.check_completion(body)
+        prompts = await completions.make_prompts(body, model, ticket.salt, self._text, len(raw))
+        sampling = completions.sampling_for(body, model, prompts)
+        flight = self._flight(ticket, model, prompts, sampling, body, "completions")
+        renderer = completions.CompletionRenderer(f"cmpl-{ticket.request_id}", body, model)
+        return Started(flight, renderer, bool(body.stream))
+
+    def _flight(
+        self,
+        ticket: Ticket,
+        model: Model,
+        prompts: list[Prompt],
+        sampling: pb.Sampling,
+        body: schema.CommonBody,
+        endpoint: str,
+    ) -> Flight:
+        return Flight(
+            ticket,
+            model,
+            prompts,
+            sampling,
+            choices_per_prompt=body.n or 1,
+            buffer_steps=self.options.stream_buffer_steps,
+            metrics=self.metrics.of(model.name, endpoint),
+        )
+
+    def _model(self, name: str) -> Model:
+        model = self.models.get(name)
+        if model is not None:
+            return model
+        if name in self.fleet.announced_models():
+            raise errors.no_worker(name, "none of its workers can be reached")
+        raise errors.model_not_found(name)
+
+    async def _generate(self, request: Request, endpoint: str, start: Starter) -> None:
+        """Count, trace and serve one generating request, whatever way it ends."""
+        parent = tracing.extract(request.header(b"traceparent"))
+        span = self._tracer.start_span(f"POST {request.path}", context=parent, kind=SpanKind.SERVER)
+        self._in_flight += 1
+        self._idle.clear()
+        self.metrics.in_flight.inc()
+        outcome = _Outcome()
+        try:
+            await self._serve(request, start, span, outcome)
+            if outcome.status == 0:
+                outcome.status = 200
+        except ApiError as error:
+            outcome.status = error.status
+            span.set_status(Status(StatusCode.ERROR, error.message))
+            raise
+        except ClientGone:
+            self.metrics.cancelled(outcome.model, endpoint)
+            span.add_event("client gone")
+            raise
+        except Exception as error:
+            outcome.status = 500
+            span.record_exception(error)
+            raise
+        finally:
+            if outcome.status:
+                self.metrics.answered(outcome.model, endpoint, outcome.status)
+            span.set_attribute("http.response.status_code", outcome.status)
+            span.end()
+            self.metrics.in_flight.dec()
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def _serve(self, request: Request, start: Starter, span: Span, outcome: _Outcome) -> None:
+        if self.draining:
+            raise errors.draining()
+        tenant = self._keys.tenant(request.header(b"authorization"))
+        raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
+        traceparent = tracing.inject(span) if span.get_span_context().is_valid else ""
+        ticket = Ticket(uuid.uuid4().hex, tenant, cache_salt(tenant), traceparent, span)
+        async with Presence(request) as presence:
+            started = await start(raw, ticket)
+            flight = started.flight
+            outcome.model = flight.model.name
+            presence.follow(flight)
+            self._flights[flight] = request
+            try:
+                if flight.choices[0].sampling.max_tokens:
+                    self.dispatcher.enqueue(flight)
+                else:
+                    _complete(flight)
+                if started.stream:
+                    failure = await send_stream(request, flight, started.renderer)
+                    if failure is not None:
+                        log.warning("request %s: %s", request.request_id, failure.message)
+                        outcome.status = failure.status
+                        span.set_status(Status(StatusCode.ERROR, failure.message))
+                else:
+                    await send_whole(request, flight, started.renderer)
+            finally:
+                self.dispatcher.withdraw(flight)
+                del self._flights[flight]
+                _account(flight, span)
+
+
+class NotHttp(RuntimeError):
+    """The server handed over a connection that is not HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A request that has been read and understood, ready to be queued."""
+
+    flight: Flight
+    renderer: Renderer
+    stream: bool
+
+
+Starter: TypeAlias = Callable[[bytes, Ticket], Awaitable[Started]]
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """How a request ended, for the metrics. Status 0: with nobody to answer."""
+
+    model: str = ""
+    status: int = 0
+
+
+def _complete(flight: Flight) -> None:
+    """End every choice at once, with nothing generated."""
+    for choice in flight.choices:
+        choice.put(pb.RequestStep(finish=pb.FINISH_LENGTH))
+
+
+def _account(flight: Flight, span: Span) -> None:
+    flight.metrics.prompt_tokens.inc(flight.prompt_tokens)
+    flight.metrics.completion_tokens.inc(flight.completion_tokens)
+    flight.metrics.cached_tokens.inc(flight.cached_tokens)
+    if span.is_recording():
+        span.set_attributes(
+            {
+                "gen_ai.request.model": flight.model.name,
+                "gen_ai.usage.input_tokens": flight.prompt_tokens,
+                "gen_ai.usage.output_tokens": flight.completion_tokens,
+                "antiphon.cached_tokens": flight.cached_tokens,
+                "antiphon.choices": len(flight.choices),
+            }
+        )
+
+
+def _object(model: Model) -> _ModelObject:
+    return _ModelObject(model.name, model.created, model.max_context_tokens)

@@ -1,0 +1,145 @@
+"""POST /v1/completions: from prompts to a flight, and from steps to the answer.
+
+A list of prompts makes one choice per prompt and per `n`, in order. With `max_tokens` 0 there is nothing to compute,
+so no worker is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from antiphon_proto import worker_pb2 as pb
+
+from antiphon_gateway import errors
+from antiphon_gateway.answers import FINISH_REASONS, Frame, UsageBody, usage
+from antiphon_gateway.flight import Choice, Flight
+from antiphon_gateway.logprobs import CompletionLogprobs, completion_logprobs
+from antiphon_gateway.models import Model, Prompt
+from antiphon_gateway.sampling import make_sampling
+from antiphon_gateway.schema import CompletionBody, check_token_ids, prompts
+from antiphon_gateway.tokenization import TextWorkers
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class _WholeChoice(msgspec.Struct):
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+
+
+class _Whole(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[_WholeChoice]
+    usage: UsageBody
+
+
+async def make_prompts(
+    body: CompletionBody, model: Model, salt: bytes, workers: TextWorkers, body_bytes: int
+) -> list[Prompt]:
+    """Raises ApiError (400)."""
+    given = prompts(body)
+
+    def build() -> list[Prompt]:
+        return [_prompt(prompt, model, salt, index, with_text=bool(body.echo)) for index, prompt in enumerate(given)]
+
+    return await workers.run(build, characters=body_bytes)
+
+
+def _prompt(given: str | list[int], model: Model, salt: bytes, index: int, *, with_text: bool) -> Prompt:
+    if isinstance(given, str):
+        token_ids, text = model.codec.encode(given, add_special_tokens=True), given
+    else:
+        check_token_ids(given, model.vocab_size, "prompt")
+        token_ids, text = given, model.codec.decode(given) if with_text else ""
+    if not token_ids:
+        raise errors.invalid(
+            f"The prompt is empty (item {index}); a completion needs at least one token.", param="prompt"
+        )
+    return model.prompt(token_ids, salt, text if with_text else "")
+
+
+def sampling_for(body: CompletionBody, model: Model, given: Sequence[Prompt]) -> pb.Sampling:
+    """Raises ApiError (400)."""
+    longest = max(len(prompt.token_ids) for prompt in given)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.max_tokens is None:
+        max_tokens = max(1, min(max_tokens, model.max_context_tokens - longest))
+    if longest + max_tokens > model.max_context_tokens:
+        raise errors.context_too_long(
+            limit=model.max_context_tokens, prompt_tokens=longest, max_tokens=max_tokens, param="prompt"
+        )
+    return make_sampling(body, vocab_size=model.vocab_size, max_tokens=max_tokens, logprobs=body.logprobs)
+
+
+@dataclass(slots=True)
+class _Kept:
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[pb.TokenLogprob] = field(default_factory=list)
+    offset: int = 0
+    begun: bool = False
+
+
+class CompletionRenderer:
+    """A `Renderer`."""
+
+    def __init__(self, answer_id: str, body: CompletionBody, model: Model) -> None:
+        self._id = answer_id
+        self._created = int(time.time())
+        self._model = model
+        self._top = body.logprobs
+        self._echo = bool(body.echo)
+        self._kept: dict[int, _Kept] = {}
+        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._frame = Frame(
+            id=answer_id,
+            object="text_completion",
+            created=self._created,
+            model=model.name,
+            include_usage=include_usage,
+        )
+
+    def take(self, choice: Choice, step: pb.RequestStep) -> bytes:
+        kept = self._kept.setdefault(choice.index, _Kept())
+        text = step.text
+        if self._echo and not kept.begun and (step.token_ids or step.finish):
+            text = choice.prompt.text + text
+            kept.begun = True
+        if not (text or step.logprobs or step.finish):
+            return b""
+        logprobs = None
+        if self._top is not None and step.logprobs:
+            logprobs, kept.offset = completion_logprobs(self._model.codec, step.logprobs, self._top, kept.offset)
+        reason = FINISH_REASONS[step.finish] if step.finish else None
+        return self._frame.chunk(
+            b'{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}'
+            % (msgspec.json.encode(text), choice.index, msgspec.json.encode(logprobs), msgspec.json.encode(reason))
+        )
+
+    def end(self, flight: Flight) -> bytes:
+        return self._frame.last(flight)
+
+    def keep(self, choice: Choice, step: pb.RequestStep) -> None:
+        kept = self._kept.setdefault(choice.index, _Kept())
+        kept.texts.append(step.text)
+        kept.logprobs.extend(step.logprobs)
+
+    def whole(self, flight: Flight) -> bytes:
+        choices = []
+        for choice in flight.choices:
+            kept = self._kept.get(choice.index, _Kept())
+            text = (choice.prompt.text if self._echo else "") + "".join(kept.texts)
+            logprobs = None
+            if self._top is not None:
+                logprobs, _ = completion_logprobs(self._model.codec, kept.logprobs, self._top, 0)
+            choices.append(_WholeChoice(text, choice.index, logprobs, FINISH_REASONS[choice.finish]))
+        return msgspec.json.encode(
+            _Whole(self._id, "text_completion", self._created, self._model.name, choices, usage(flight))
+        )

@@ -1,0 +1,207 @@
+"""Errors as clients see them: OpenAI's shape, a status, and what to do next in the message.
+
+`ApiError` is the only error that a handler lets out on purpose; anything else is a bug of ours and becomes a plain
+500 whose details stand in the log only. A `param` is named only where the request itself is at fault.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Body(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class _Envelope(msgspec.Struct):
+    error: _Body
+
+
+class ApiError(Exception):
+    """An answer other than 200. `retry_after_s` is set where the same request may succeed later or elsewhere."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(_Envelope(_Body(self.message, self.type, self.param, self.code)))
+
+
+def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request is at fault and will never be served as it is."""
+    return ApiError(400, message, type="invalid_request_error", param=param, code=code)
+
+
+def context_too_long(*, limit: int, prompt_tokens: int, max_tokens: int, param: str) -> ApiError:
+    """400: prompt and answer do not fit the model's context together."""
+    message = (
+        f"This model's maximum context length is {limit} tokens, but {prompt_tokens + max_tokens} were requested "
+        f"({prompt_tokens} in the prompt, {max_tokens} for the answer). Shorten the prompt or the answer."
+    )
+    return invalid(message, param=param, code="context_length_exceeded")
+
+
+def unauthorized() -> ApiError:
+    return ApiError(
+        401,
+        "A valid API key is needed, as the header Authorization: Bearer KEY.",
+        type="authentication_error",
+        code="invalid_api_key",
+    )
+
+
+def model_not_found(model: str) -> ApiError:
+    return ApiError(
+        404,
+        f"The model {model[:200]!r} does not exist here. GET /v1/models lists those that do.",
+        type="invalid_request_error",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def unknown_url(method: str, path: str) -> ApiError:
+    return ApiError(
+        404, f"Unknown request URL: {method} {path[:200]}", type="invalid_request_error", code="unknown_url"
+    )
+
+
+def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
+    return ApiError(
+        405,
+        f"{method} is not allowed for {path[:200]}; use {allowed}.",
+        type="invalid_request_error",
+        code="method_not_allowed",
+    )
+
+
+def body_timeout(timeout_s: float) -> ApiError:
+    return ApiError(
+        408,
+        f"The request body did not arrive within {timeout_s:g} s.",
+        type="invalid_request_error",
+        code="request_timeout",
+    )
+
+
+def body_too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than the {limit_bytes} bytes that this gateway takes (--max-body-bytes).",
+        type="invalid_request_error",
+        code="request_too_large",
+    )
+
+
+def unsupported_encoding(encoding: str) -> ApiError:
+    return ApiError(
+        415,
+        f"Content-Encoding {encoding[:50]!r} is not supported; send the body as it is.",
+        type="invalid_request_error",
+        code="unsupported_encoding",
+    )
+
+
+def queue_full(limit: int) -> ApiError:
+    return ApiError(
+        429,
+        f"All workers are busy and {limit} choices wait already. Try again later.",
+        type="rate_limit_error",
+        code="queue_full",
+        retry_after_s=1,
+    )
+
+
+def queue_timeout(timeout_s: float) -> ApiError:
+    return ApiError(
+        503,
+        f"No worker had room within {timeout_s:g} s. Try again later.",
+        type="server_error",
+        code="queue_timeout",
+        retry_after_s=2,
+    )
+
+
+def no_worker(model: str, detail: str = "") -> ApiError:
+    """503: the model is known, but nobody can serve it now."""
+    return ApiError(
+        503,
+        f"No worker serves the model {model!r} at the moment{': ' + detail if detail else ''}. Try again later.",
+        type="server_error",
+        code="no_worker",
+        retry_after_s=2,
+    )
+
+
+def draining() -> ApiError:
+    return ApiError(
+        503,
+        "This gateway is shutting down. Send the request again; another one will take it.",
+        type="server_error",
+        code="draining",
+        retry_after_s=1,
+    )
+
+
+def worker_failed(detail: str, *, tokens_sent: bool) -> ApiError:
+    """A worker failed on this request or went away. Without tokens, the same request may be sent again."""
+    if tokens_sent:
+        return ApiError(
+            502,
+            f"The worker failed in the middle of the answer: {detail}",
+            type="server_error",
+            code="worker_failed",
+        )
+    return ApiError(
+        503,
+        f"The worker failed before the answer began: {detail}. The request may be sent again.",
+        type="server_error",
+        code="worker_failed",
+        retry_after_s=1,
+    )
+
+
+def stalled(timeout_s: float) -> ApiError:
+    return ApiError(
+        504,
+        f"No token came for {timeout_s:g} s; the request was cancelled.",
+        type="server_error",
+        code="stalled",
+        retry_after_s=1,
+    )
+
+
+def client_too_slow() -> ApiError:
+    return ApiError(
+        503,
+        "The client read the stream too slowly; what it had not read outgrew the buffer and the request was cancelled.",
+        type="server_error",
+        code="client_too_slow",
+    )
+
+
+def internal() -> ApiError:
+    return ApiError(
+        500,
+        "The gateway failed on this request; its log says why, under the x-request-id of this answer.",
+        type="server_error",
+        code="internal_error",
+    )

@@ -1,0 +1,92 @@
+"""The models that this gateway knows: a worker's card made usable.
+
+A card is fetched once per digest and stays known when its last worker has gone: then the model has no worker (503),
+but it is not unknown (404). Where workers of one name have different cards, the newest one seen counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from antiphon_kvtransfer.identity import BlockHash, chain_hashes, chain_root
+from antiphon_proto import worker_pb2 as pb
+
+from antiphon_gateway.templating import ChatTemplate, special_tokens
+from antiphon_gateway.tokenization import TokenCodec
+
+log = logging.getLogger("antiphon.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready to be routed: its ids, the ids of its full blocks, and its text where it is echoed."""
+
+    token_ids: list[int]
+    chain: tuple[BlockHash, ...]
+    text: str = ""
+
+
+class Model:
+    """One model card with its tokenizer and template, loaded. Immutable."""
+
+    def __init__(self, card: pb.ModelCard) -> None:
+        """Takes a while (the tokenizer): in a thread. Raises TokenizerInvalid, TemplateInvalid."""
+        self.name = card.model
+        self.digest = card.digest
+        self.created = int(time.time())
+        self.max_context_tokens = card.max_context_tokens
+        self.vocab_size = card.vocab_size
+        self.block_tokens = card.block_tokens
+        self.block_bytes = card.kv_block_bytes
+        self.codec = TokenCodec(card.tokenizer_json)
+        tokens = special_tokens(card.tokenizer_config_json, bos_token=card.bos_token, eos_token=card.eos_token)
+        self.template = ChatTemplate(card.chat_template, tokens) if card.chat_template else None
+        self._revision = card.revision
+        self._adapter = card.adapter
+        self._kv_format = card.kv_format
+
+    def prompt(self, token_ids: list[int], salt: bytes, text: str = "") -> Prompt:
+        """Block ids by the tenant's salt, for routing."""
+        root = chain_root(
+            model=self.name,
+            revision=self._revision,
+            adapter=self._adapter,
+            kv_format=self._kv_format,
+            salt=salt,
+        )
+        return Prompt(token_ids, tuple(chain_hashes(root, token_ids, self.block_tokens)), text)
+
+
+class ModelRegistry:
+    """Model names and cards. Owned by the fleet, read by everybody."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[str, Model] = {}
+        self._by_name: dict[str, Model] = {}
+
+    def get(self, name: str) -> Model | None:
+        return self._by_name.get(name)
+
+    def by_digest(self, digest: str) -> Model | None:
+        return self._by_digest.get(digest)
+
+    def add(self, model: Model) -> None:
+        previous = self._by_name.get(model.name)
+        if previous is not None and previous.digest != model.digest:
+            log.warning("model %s has a new card: %s instead of %s", model.name, model.digest, previous.digest)
+        self._by_digest[model.digest] = model
+        self._by_name[model.name] = model
+
+    def prefer(self, digests: Iterable[str]) -> None:
+        """Where a name has several cards and the current one has no worker left, take one that has (`digests`)."""
+        live = [model for digest in digests if (model := self._by_digest.get(digest)) is not None]
+        served = {model.digest for model in live}
+        for model in live:
+            if self._by_name[model.name].digest not in served:
+                self._by_name[model.name] = model
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._by_name.values())

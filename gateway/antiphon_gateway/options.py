@@ -1,0 +1,31 @@
+"""What the gateway can be told: flags and environment variables of `antiphon gateway`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antiphon_telemetry.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on; 0 takes a free one")
+    redis_url: str = option(
+        "", "where workers announce themselves; empty: only the workers named by --worker", secret=True
+    )
+    worker: tuple[str, ...] = option((), "host:port of a worker to use beside those found in Redis; may be repeated")
+    queue_size: int = option(1024, "choices that may wait for a worker; one more is answered 429")
+    queue_timeout_s: float = option(30.0, "how long a choice may wait for a worker; then it is answered 503")
+    max_body_bytes: int = option(64 * 1024 * 1024, "largest request body; a larger one is answered 413")
+    body_timeout_s: float = option(60.0, "how long a client may take to send its request body")
+    api_keys_file: str = option("", "JSON file {api key: tenant}; empty: no key is asked for")
+    heartbeat_ms: int = option(500, "how often each worker hears from this gateway")
+    lost_after_ms: int = option(1500, "a worker that is silent for so long is lost")
+    stall_timeout_s: float = option(300.0, "a request that no token came for in so long is cancelled")
+    client_timeout_s: float = option(60.0, "a client that takes no data for so long is disconnected")
+    stream_buffer_steps: int = option(2048, "steps kept for a client that reads slowly; more cancel its request")
+    drain_timeout_s: float = option(30.0, "after SIGTERM, how long running requests may take to end")
+    ready_file: str = option("", "write {address, pid} here, as JSON, when listening")
+    log_level: str = option("info", "what to log", choices=("debug", "info", "warning", "error"))
+    log_json: bool = option(False, "log one JSON object a line")

@@ -1,0 +1,229 @@
+"""Request bodies: what is read of them, what is refused, and which parameter a refusal names.
+
+msgspec decodes and checks types; the functions here check ranges and combinations. A null is the same as an absent
+field. Fields that are not known are ignored, as OpenAI clients send more than any server knows; fields that ask for
+something that cannot be done are refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from antiphon_gateway.errors import ApiError, invalid
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 256
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class CommonBody(msgspec.Struct, kw_only=True):
+    """What chat and completions have in common."""
+
+    model: str
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    response_format: dict[str, Any] | None = None
+    # Beyond OpenAI's, as other servers name them.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+
+class ChatBody(CommonBody, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(CommonBody, kw_only=True):
+    prompt: str | list[str | int | list[int]] | None = None
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    logprobs: int | None = None
+
+
+_Body = TypeVar("_Body", bound=CommonBody)
+_AT = re.compile(r"^(.*) - at `(?:key in )?\$\.?([^`]*)`$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+
+
+def decode(raw: bytes, kind: type[_Body]) -> _Body:
+    """The body as a record. Raises ApiError (400), naming the parameter where one is at fault."""
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raw = raw[3:]
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"The body is not JSON in UTF-8: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise invalid("The body is nested too deeply.", code="invalid_json") from error
+
+
+def _refusal(message: str) -> ApiError:
+    missing = _MISSING.search(message)
+    if missing:
+        return invalid(f"The parameter {missing[1]} is missing.", param=missing[1], code="missing_parameter")
+    match = _AT.match(message)
+    if match is None:
+        return invalid(f"The body does not have the right form: {message}.")
+    param = match[2].removesuffix("[...]")
+    return invalid(f"{param}: {match[1][:1].lower()}{match[1][1:]}.", param=param or None, code="invalid_type")
+
+
+def check_common(body: CommonBody) -> None:
+    """Ranges of everything that needs neither the model nor the prompt. Raises ApiError (400)."""
+    _within(body.n, 1, MAX_CHOICES, "n")
+    _within(body.temperature, 0.0, 2.0, "temperature")
+    _within(body.top_p, 0.0, 1.0, "top_p")
+    _within(body.min_p, 0.0, 1.0, "min_p")
+    _within(body.presence_penalty, -2.0, 2.0, "presence_penalty")
+    _within(body.frequency_penalty, -2.0, 2.0, "frequency_penalty")
+    _within(body.top_k, -1, 2**31 - 1, "top_k")
+    _within(body.seed, -(2**63), 2**64 - 1, "seed")
+    _within(body.min_tokens, 0, 2**31 - 1, "min_tokens")
+    if body.repetition_penalty is not None and not 0.0 < body.repetition_penalty <= 100.0:
+        raise invalid("repetition_penalty must be above 0 and at most 100.", param="repetition_penalty")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options can be used only with stream: true.", param="stream_options")
+    _check_response_format(body.response_format)
+    stop_strings(body)
+    if body.logit_bias is not None:
+        if len(body.logit_bias) > MAX_LOGIT_BIAS:
+            raise invalid(f"logit_bias may have {MAX_LOGIT_BIAS} entries.", param="logit_bias")
+        for key, value in body.logit_bias.items():
+            if not (key.isascii() and key.isdigit()):
+                raise invalid(f"logit_bias: {key[:50]!r} is not a token id.", param="logit_bias")
+            _within(value, -100.0, 100.0, "logit_bias")
+
+
+def _check_response_format(response_format: dict[str, Any] | None) -> None:
+    if response_format is None or response_format.get("type") == "text":
+        return
+    kind = response_format.get("type")
+    if kind in ("json_object", "json_schema", "structural_tag"):
+        raise invalid(
+            f"response_format {kind!r}: structured output is not supported yet; only {{'type': 'text'}} is.",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    raise invalid("response_format must be {'type': 'text'}.", param="response_format")
+
+
+def check_chat(body: ChatBody) -> None:
+    """What is chat's own. Raises ApiError (400)."""
+    check_common(body)
+    if not body.messages:
+        raise invalid("messages is empty; at least one message is needed.", param="messages")
+    _within(body.max_tokens, 1, 2**31 - 1, "max_tokens")
+    _within(body.max_completion_tokens, 1, 2**31 - 1, "max_completion_tokens")
+    _within(body.top_logprobs, 0, MAX_TOP_LOGPROBS, "top_logprobs")
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs can be used only with logprobs: true.", param="top_logprobs")
+    if body.functions:
+        raise invalid("functions is not supported; use tools.", param="functions", code="unsupported_parameter")
+    if body.audio is not None or (body.modalities is not None and body.modalities != ["text"]):
+        param = "audio" if body.audio is not None else "modalities"
+        raise invalid("Only text output is supported.", param=param, code="unsupported_parameter")
+    if body.tool_choice is not None and body.tool_choice not in ("none", "auto"):
+        raise invalid(
+            "tool_choice: only 'none' and 'auto' are supported; a call of a certain tool cannot be forced yet.",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
+
+
+def check_completion(body: CompletionBody) -> None:
+    """What is completions' own. Raises ApiError (400)."""
+    check_common(body)
+    _within(body.max_tokens, 0, 2**31 - 1, "max_tokens")
+    _within(body.logprobs, 0, MAX_TOP_LOGPROBS, "logprobs")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise invalid("best_of is not supported unless it equals n.", param="best_of", code="unsupported_parameter")
+    if body.suffix:
+        raise invalid("suffix is not supported.", param="suffix", code="unsupported_parameter")
+    if body.echo and body.logprobs is not None:
+        raise invalid(
+            "Log-probabilities of the prompt are not supported: use echo without logprobs, or logprobs without echo.",
+            param="logprobs",
+            code="unsupported_parameter",
+        )
+
+
+def stop_strings(body: CommonBody) -> list[str]:
+    """The stop strings as a list. Raises ApiError (400)."""
+    if body.stop is None:
+        return []
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    if len(stop) > MAX_STOP_STRINGS:
+        raise invalid(f"stop may have {MAX_STOP_STRINGS} strings, not {len(stop)}.", param="stop")
+    if any(not text or len(text) > MAX_STOP_CHARACTERS for text in stop):
+        raise invalid(f"A stop string must have 1 to {MAX_STOP_CHARACTERS} characters.", param="stop")
+    return stop
+
+
+def prompts(body: CompletionBody) -> list[str | list[int]]:
+    """The prompts, each as text or as token ids. Raises ApiError (400)."""
+    prompt = body.prompt
+    if prompt is None:
+        raise invalid("The parameter prompt is missing.", param="prompt", code="missing_parameter")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid("prompt is an empty list.", param="prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid(f"prompt may have {MAX_PROMPTS} items, not {len(prompt)}.", param="prompt")
+    texts: list[str | list[int]] = [item for item in prompt if isinstance(item, str)]
+    lists: list[str | list[int]] = [item for item in prompt if isinstance(item, list)]
+    if len(texts) != len(prompt) and len(lists) != len(prompt):
+        raise invalid("prompt mixes texts, token ids and lists of them; use one kind.", param="prompt")
+    return texts or lists
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Every id must be in the vocabulary. Raises ApiError (400)."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise invalid(f"{param}: token ids must be from 0 to {vocab_size - 1}.", param=param)
+
+
+def _within(value: float | None, low: float, high: float, param: str) -> None:
+    if value is not None and not low <= value <= high:
+        raise invalid(f"{param} must be from {low:g} to {high:g}, not {value:g}.", param=param, code="out_of_range")

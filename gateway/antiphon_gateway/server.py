@@ -1,0 +1,181 @@
+"""The gateway process: socket, HTTP server, signals, and how it ends.
+
+    listening -> (SIGTERM, SIGINT) -> draining -> closed
+
+While draining, `/ready` says 503 and new requests are answered 503 with Retry-After (the socket stays open, as load
+balancers take a while to notice); running ones go on for up to `drain_timeout_s`, then they end with an error event.
+A second signal ends them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+import uvloop
+from antiphon_telemetry import tracing
+from antiphon_telemetry.exit import ExitCode
+
+from antiphon_gateway.app import Gateway
+from antiphon_gateway.auth import ApiKeys, ApiKeysError
+from antiphon_gateway.options import GatewayOptions
+from antiphon_gateway.protocol import GatewayProtocol
+
+log = logging.getLogger("antiphon.gateway")
+
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+_LAST_WORDS_S = 2.0
+"""How long the error events of ended streams may take to leave."""
+
+
+class ReadyRecord(msgspec.Struct):
+    """What `--ready-file` holds."""
+
+    address: str
+    pid: int
+
+
+def run_gateway(options: GatewayOptions) -> int:
+    """Serve until a signal; the exit code. Logs are the caller's to configure, and so is leaving the process."""
+    try:
+        keys = ApiKeys.load(options.api_keys_file)
+    except ApiKeysError as error:
+        log.error("%s", error)
+        return ExitCode.BAD_INPUT
+    tracing.configure("antiphon-gateway")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(options, keys))
+    finally:
+        tracing.shutdown()
+
+
+async def serve(options: GatewayOptions, keys: ApiKeys) -> int:
+    """`run_gateway` inside a loop."""
+    try:
+        listener = listen(options.host, options.port)
+    except OSError as error:
+        log.error("cannot listen on %s port %d: %s", options.host, options.port, error)
+        return ExitCode.UNAVAILABLE
+    gateway = Gateway(options, keys, gateway_id=f"gateway-{uuid.uuid4().hex[:12]}")
+    server = create_server(gateway)
+    stop = _Signals()
+    gateway.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    address = "{}:{}".format(*listener.getsockname()[:2])
+    try:
+        with stop.handled():
+            log.info("gateway listens on http://%s", address)
+            if options.ready_file:
+                write_ready_file(Path(options.ready_file), address)
+            first = asyncio.create_task(stop.first.wait(), name="signal")
+            await asyncio.wait({first, serving}, return_when=asyncio.FIRST_COMPLETED)
+            first.cancel()
+            if not serving.done():
+                await _drain(gateway, options.drain_timeout_s, stop)
+            server.should_exit = True
+            await serving
+    finally:
+        serving.cancel()
+        await gateway.close()
+        listener.close()
+    return ExitCode.OK
+
+
+async def _drain(gateway: Gateway, timeout_s: float, stop: _Signals) -> None:
+    gateway.draining = True
+    log.info("draining: %d requests run, for up to %g s", gateway.in_flight, timeout_s)
+    drained = asyncio.create_task(gateway.drained(), name="drained")
+    second = asyncio.create_task(stop.second.wait(), name="second signal")
+    await asyncio.wait({drained, second}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    if not drained.done():
+        log.warning("ending %d requests", gateway.in_flight)
+        gateway.end_all()
+        await asyncio.wait({drained}, timeout=_LAST_WORDS_S)
+    drained.cancel()
+    second.cancel()
+
+
+class _Signals:
+    """The first and the second SIGTERM or SIGINT."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self._received)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _received(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+class _Server(uvicorn.Server):  # type: ignore[misc]  # uvicorn is not followed by the type checker
+    """uvicorn without its signal handlers: this process has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def create_server(gateway: Gateway) -> uvicorn.Server:
+    """The HTTP server of a gateway. It ends when `should_exit` is set."""
+    config = uvicorn.Config(
+        gateway,
+        http=GatewayProtocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(_LAST_WORDS_S),
+        backlog=_BACKLOG,
+    )
+    return _Server(config)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def write_ready_file(path: Path, address: str) -> None:
+    """Appear whole or not at all."""
+    record = ReadyRecord(address, os.getpid())
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_bytes(msgspec.json.encode(record))
+    draft.replace(path)

@@ -1,0 +1,96 @@
+"""From a flight to the client: as a stream of server-sent events, or as one whole answer.
+
+Nothing is sent before the first token is there, so that a failure until then has a status of its own (and may be
+tried elsewhere). A stream that fails later ends with an error event, never in silence. While the client takes no
+data, the flight collects a bounded number of steps; the event loop and the worker's stream go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+
+from antiphon_gateway.answers import Renderer, error_event
+from antiphon_gateway.errors import ApiError
+from antiphon_gateway.flight import Flight
+from antiphon_gateway.http import EVENT_STREAM_HEADERS, JSON_TYPE, ClientGone, Request
+
+
+class Presence:
+    """Watches whether the client is there, from when its body has been read; owned by the handler (`async with`)."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._gone = False
+        self._flight: Flight | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self, flight: Flight) -> None:
+        """Tell this flight when the client has gone. Raises ClientGone if it has already."""
+        if self._gone:
+            raise ClientGone
+        self._flight = flight
+
+    async def _watch(self) -> None:
+        await self._request.disconnected()
+        self._gone = True
+        if self._flight is not None:
+            self._flight.client_gone()
+
+    async def __aenter__(self) -> Presence:
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> ApiError | None:
+    """Stream the answer to its end; the error that ended it early, which the client was told.
+
+    Raises ApiError if it failed before anything was sent, and ClientGone.
+    """
+    started = False
+    while True:
+        await flight.wait()
+        events = [renderer.take(choice, step) for choice in flight.take_ready() for step in choice.take()]
+        failure = flight.failure
+        ended = failure is not None or not flight.open_choices
+        if not started:
+            if failure is not None:
+                raise failure
+            if not ended and not any(events):
+                continue
+            await request.start(200, EVENT_STREAM_HEADERS)
+            started = True
+        if failure is not None:
+            events.append(error_event(failure))
+        elif ended:
+            events.append(renderer.end(flight))
+        data = b"".join(events)
+        if data:
+            flight.writing_since = time.monotonic()
+            await request.send({"type": "http.response.body", "body": data, "more_body": not ended})
+            flight.writing_since = 0.0
+        if ended:
+            return failure
+
+
+async def send_whole(request: Request, flight: Flight, renderer: Renderer) -> None:
+    """Send the answer when it is complete. Raises ApiError and ClientGone, having sent nothing."""
+    while flight.open_choices and flight.failure is None:
+        await flight.wait()
+        for choice in flight.take_ready():
+            for step in choice.take():
+                renderer.keep(choice, step)
+    if flight.failure is not None:
+        raise flight.failure
+    for choice in flight.take_ready():
+        for step in choice.take():
+            renderer.keep(choice, step)
+    await request.respond(200, renderer.whole(flight), JSON_TYPE)
