@@ -54,6 +54,8 @@ class ChildSpec:
     """Called before each start: removes what an earlier process left."""
     is_ready: Callable[[], Awaitable[bool]] | None = None
     """Asked again and again after each start until it says True. None: ready as soon as it runs."""
+    unheard: str = ""
+    """Lines with this text are not passed on; empty: all are."""
 
 
 def pause_s(crashes: int) -> float:
@@ -175,7 +177,7 @@ class Child:
 
     def _hear(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
-        if text:
+        if text and not (self.spec.unheard and self.spec.unheard in text):
             self.last_line = text
             self._console.child(self.spec.name, text)
 

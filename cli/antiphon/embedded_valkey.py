@@ -48,6 +48,8 @@ class EmbeddedValkey:
             environment={"PATH": os.environ.get("PATH", ""), "LANG": "C"},
             before_start=lambda: self._socket.unlink(missing_ok=True),
             is_ready=self._answers,
+            # It warns of what could go wrong when it saves to disk, which it never does here.
+            unheard="Memory overcommit must be enabled",
         )
 
     async def _answers(self) -> bool:

@@ -133,7 +133,7 @@ class _Supervisor:
             if not redis_url:
                 valkey = EmbeddedValkey(self._folder)
                 redis_url = valkey.url
-                await self._launch([valkey.spec()])
+                await _all_ready(self._launch([valkey.spec()]))
             deployment = plan(
                 self._options,
                 self._given,
@@ -144,10 +144,10 @@ class _Supervisor:
             )
             await self._prepare(deployment.prepare)
             names = [process.name for process in deployment.workers]
-            self._console.say(f"starting {', '.join(names)}: loading the model")
-            await self._launch([_spec(process) for process in deployment.workers])
-            self._console.say("starting the gateway")
-            await self._launch([_spec(deployment.gateway)])
+            self._console.say(f"starting {', '.join(names)} and the gateway: loading the model")
+            workers = self._launch([_spec(process) for process in deployment.workers])
+            gateway = self._launch([_spec(deployment.gateway)])
+            await _all_ready([*workers, *gateway])
             await self._gateway_ready()
             _, listed = await asyncio.to_thread(_http_get, f"{self._url}/v1/models")
             models = msgspec.json.decode(listed, type=_Models)
@@ -164,16 +164,15 @@ class _Supervisor:
             said = f": {child.last_line}" if child.last_line else ""
             raise StartFailed(code if code > 0 else ExitCode.FAILURE, f"the model cannot be prepared{said}")
 
-    async def _launch(self, specs: list[ChildSpec]) -> None:
-        """Start `specs` as one stage, and return when all of it is ready."""
+    def _launch(self, specs: list[ChildSpec]) -> list[Child]:
+        """Start `specs` as one stage."""
         children = [Child(spec, self._console) for spec in specs]
         self._stages.append(children)
         for child in children:
             keeper = asyncio.create_task(child.keep(), name=child.spec.name)
             keeper.add_done_callback(self._kept)
             self._keepers.append(keeper)
-        for child in children:
-            await child.ready.wait()
+        return children
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
         if keeper.cancelled():
@@ -253,6 +252,11 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+async def _all_ready(children: Sequence[Child]) -> None:
+    for child in children:
+        await child.ready.wait()
 
 
 def _worker_status(ready_file: Path) -> WorkerStatus:
