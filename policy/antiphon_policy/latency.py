@@ -85,43 +85,61 @@ _UNITS = (1.0, 128.0, 128.0 * 512.0, 8.0, 8.0 * 512.0)
 _BIN_SAMPLES = 64
 """So many of its last samples count in each bin."""
 
-_PRIOR_SAMPLES = 1.0
-"""The prior weighs as much as so many samples at typical inputs."""
+_KEPT_SAMPLES = 16.0
+"""A bin that gets no more samples fades to the weight of so many, and stays there."""
+
+_IDLE_FADE = 0.97
+"""What is left of a bin above that, at each solving."""
+
+_PRIOR_SAMPLES = 0.5
+"""The prior weighs as much as so many samples at typical inputs (in units, see `_UNITS`)."""
 
 _SOLVE_EVERY = 16
 """The coefficients are solved for anew after at most so many samples."""
 
-_SWEEPS = 24
+_SWEEPS = 12
 _ERROR_SAMPLES = 64.0
 
 
 class _Bin:
     """Normal equations of the steps of similar size: upper triangle of the Gram matrix by rows, and the moments."""
 
-    __slots__ = ("gram", "moments")
+    __slots__ = ("gram", "moments", "weight")
 
     def __init__(self) -> None:
+        self.weight = 0.0
+        """In samples."""
         self.gram = [0.0] * 15
         self.moments = [0.0] * 5
+
+    def fade(self, share: float) -> None:
+        self.weight *= share
+        self.gram = [value * share for value in self.gram]
+        self.moments = [value * share for value in self.moments]
 
 
 class StepModelFit:
     """Learns one worker's step model: non-negative least squares over its latest steps, shrunk towards a prior.
 
+    Of the prior only the proportions count; its scale is that of the steps seen. So on a machine that is a hundred times
+    faster than the prior says, what was not measured yet is taken to be faster too.
+
     Errors count relative to the step's duration, so short decode steps matter as much as long prompt chunks, and one
     stalled step cannot count for more than one whole error. Samples are binned by the power of two of `new_tokens`
-    and fade only within their bin: an hour of pure decoding does not make the worker forget what a prompt costs.
+    and a bin that gets no samples keeps some weight: an hour of pure decoding does not make the worker forget what a
+    prompt costs, while a worker that became slower is soon seen as such in all bins.
 
     `observe` costs a few microseconds; the five coefficients are solved for by projected coordinate descent, from the
     last solution on, once in `_SOLVE_EVERY` samples. Used from one thread.
     """
 
     def __init__(self, prior: StepModel | None = None) -> None:
-        self._model = prior or StepModel()
-        self._prior = _scaled(self._model)
-        self._values = list(self._prior)
+        self._prior = prior or StepModel()
+        self._model = self._prior
+        self._values: list[float] = []
         self._bins: dict[int, _Bin] = {}
         self._mean_ms = 0.0
+        self._mean_prior_ms = 0.0
         self._unsolved = 0
         self._range: list[list[int]] = []
         self.samples = 0
@@ -146,12 +164,12 @@ class StepModelFit:
             sequences / _UNITS[3],
             kv_tokens / _UNITS[4],
         )
-        scale_ms = max(duration_ms, predicted_ms)
-        weight = 1.0 / (scale_ms * scale_ms)
+        weight = 1.0 / (duration_ms * duration_ms)
         fade = 1.0 - 1.0 / _BIN_SAMPLES
         found = self._bins.get(new_tokens.bit_length())
         if found is None:
             found = self._bins[new_tokens.bit_length()] = _Bin()
+        found.weight = fade * found.weight + 1.0
         gram, moments = found.gram, found.moments
         at = 0
         for left in range(5):
@@ -182,6 +200,11 @@ class StepModelFit:
         share = 1.0 / min(float(self.samples), _ERROR_SAMPLES)
         self.relative_error += share * (abs(predicted_ms - duration_ms) / duration_ms - self.relative_error)
         self._mean_ms += share * (duration_ms - self._mean_ms)
+        new_tokens, token_context, sequences, kv_tokens = inputs
+        prior_ms = self._prior.step_ms(
+            new_tokens=new_tokens, token_context=token_context, sequences=sequences, kv_tokens=kv_tokens
+        )
+        self._mean_prior_ms += share * (prior_ms - self._mean_prior_ms)
         if not self._range:
             self._range = [[value, value] for value in inputs]
         for value, bounds in zip(inputs, self._range, strict=True):
@@ -195,21 +218,25 @@ class StepModelFit:
         gram = [[0.0] * 5 for _ in range(5)]
         moments = [0.0] * 5
         for found in self._bins.values():
+            if found.weight > _KEPT_SAMPLES:
+                found.fade(_IDLE_FADE)
             at = 0
             for left in range(5):
                 moments[left] += found.moments[left]
                 for right in range(left, 5):
                     gram[left][right] += found.gram[at]
                     at += 1
-        # In units of typical inputs a coefficient is at most about a step long, so this is the pull of few samples,
-        # however wrong the prior is.
+        scale = self._mean_ms / self._mean_prior_ms if self._mean_prior_ms > 0.0 else 1.0
+        prior = [value * scale for value in _in_units(self._prior)]
+        # In units of typical inputs a coefficient is at most about a step long, so this is the pull of few samples.
         ridge = _PRIOR_SAMPLES / (self._mean_ms * self._mean_ms)
         for left in range(5):
-            moments[left] += ridge * self._prior[left]
+            moments[left] += ridge * prior[left]
             gram[left][left] += ridge
             for right in range(left):
                 gram[left][right] = gram[right][left]
-        values = self._values
+        values = self._values if self.samples > _SOLVE_EVERY else prior
+        self._values = values
         for _ in range(_SWEEPS):
             for at, line in enumerate(gram):
                 rest = (
@@ -224,7 +251,7 @@ class StepModelFit:
         self._model = StepModel(*(value / unit for value, unit in zip(values, _UNITS, strict=True)))
 
 
-def _scaled(model: StepModel) -> tuple[float, float, float, float, float]:
+def _in_units(model: StepModel) -> tuple[float, float, float, float, float]:
     return (
         model.base_ms * _UNITS[0],
         model.per_new_token_ms * _UNITS[1],
