@@ -23,6 +23,11 @@ class KvRoom:
         """What nobody uses and nobody was promised. (Peers may pin cached blocks that back a promise for a while.)"""
         return max(0, self._pool.available_blocks - self.outstanding_blocks)
 
+    @property
+    def is_covered(self) -> bool:
+        """Whether there is a block for every promise right now."""
+        return self._pool.available_blocks >= self.outstanding_blocks
+
     def fits(self, request: Request, spare_blocks: int) -> bool:
         """Whether its room can be promised. Blocks that it can share with others in use cost nothing."""
         shared = 0

@@ -4,8 +4,8 @@ The thread plans a step under the lock, computes it without the lock, and takes 
 tells the listener. When there is nothing to compute it sleeps until a call changes something. So calls from other
 threads wait for planning at most, never for a step.
 
-Callbacks. `on_blocks` is called under the lock, which keeps `sequence` in order; it must return at once and must not
-wait for another thread that may want the engine. All other callbacks are made outside the lock.
+Callbacks are made without the lock, so a listener may call the engine. Block events keep their order because one thread
+at a time delivers them: whoever finds another one delivering leaves its events to it, and waits for nothing.
 
 Failures. A step that raises ends its requests with an error and the engine goes on; after `MAX_FAILED_STEPS` in a row,
 or if the thread dies of anything else, `on_failure` is called once and nothing is accepted any more.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,6 +26,7 @@ from antiphon_engine._request import Request
 from antiphon_engine._step import StepPlan
 from antiphon_engine.executor import Executor, SampledToken
 from antiphon_engine.interface import (
+    BlocksChanged,
     Engine,
     EngineListener,
     EngineRequest,
@@ -51,9 +53,10 @@ class BlockEngine(Engine):
         self._executor = executor
         self._pool = BlockPool(executor.kv.num_blocks)
         self._scheduler = Scheduler(config, executor.info, self._pool)
-        # Reentrant, so that a listener may read the engine from `on_blocks`.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
+        self._block_events: deque[BlocksChanged] = deque()
+        self._delivering = threading.Lock()
         self._changed = False
         self._closing = False
         self._failed = False
@@ -180,16 +183,29 @@ class BlockEngine(Engine):
                 finally:
                     self._changed = True
                     self._wake.notify_all()
-                    self._tell_blocks()
-                    has_more_room = self._pool.available_blocks > available
+                    has_more_room = self._settle(available)
         finally:
-            if has_more_room and self._listener is not None:
-                self._listener.on_capacity()
+            self._tell(has_more_room)
 
-    def _tell_blocks(self) -> None:
+    def _settle(self, available_before: int) -> bool:
+        """Under the lock, after a change: line up what changed in the index; True if there is more room."""
         change = self._pool.take_change()
         if change is not None and self._listener is not None:
-            self._listener.on_blocks(change)
+            self._block_events.append(change)
+        return self._pool.available_blocks > available_before
+
+    def _tell(self, has_more_room: bool) -> None:
+        """Without the lock, after a change: the callbacks."""
+        if self._listener is None:
+            return
+        while self._block_events and self._delivering.acquire(blocking=False):
+            try:
+                while self._block_events:
+                    self._listener.on_blocks(self._block_events.popleft())
+            finally:
+                self._delivering.release()
+        if has_more_room:
+            self._listener.on_capacity()
 
     def _run(self, listener: EngineListener) -> None:
         try:
@@ -204,7 +220,7 @@ class BlockEngine(Engine):
 
     def _step_until_closed(self, listener: EngineListener) -> None:
         failed_steps = 0
-        while (plan := self._next_plan(listener)) is not None:
+        while (plan := self._next_plan()) is not None:
             error: Exception | None = None
             results: Sequence[SampledToken | None] = ()
             started = time.perf_counter()
@@ -229,7 +245,7 @@ class BlockEngine(Engine):
             if error is not None and failed_steps >= MAX_FAILED_STEPS:
                 raise error
 
-    def _next_plan(self, listener: EngineListener) -> StepPlan | None:
+    def _next_plan(self) -> StepPlan | None:
         """Wait for something to do. None: close."""
         while True:
             with self._wake:
@@ -239,12 +255,10 @@ class BlockEngine(Engine):
                     return None
                 available = self._pool.available_blocks
                 plan = self._scheduler.schedule()
-                self._tell_blocks()
                 # Blocks given back by a preemption may let in what was tried before: then try once more.
                 self._changed = plan.preempted
-                has_more_room = self._pool.available_blocks > available
-            if has_more_room:
-                listener.on_capacity()
+                has_more_room = self._settle(available)
+            self._tell(has_more_room)
             if plan.parts or plan.has_news:
                 return plan
 

@@ -159,16 +159,20 @@ class Scheduler:
             raise ValueError(f"an output id of {request_id} is outside the vocabulary of {self._info.vocab_size}")
         request.append(output)
         keep = request.blocks_for(request.computed_tokens)
+        redo_block = False
         if not request.missing_tokens:
             # The last token is computed here; an indexed block is not written again, so all of it is.
-            request.computed_tokens -= 1
-            if len(request.tokens) % request.block_tokens == 0:
-                keep -= 1
-                request.computed_tokens = keep * request.block_tokens
+            redo_block = len(request.tokens) % request.block_tokens == 0
+            keep -= redo_block
+            request.computed_tokens = keep * request.block_tokens if redo_block else request.computed_tokens - 1
         # Reads that were given up may still write into blocks that were not published: never compute into those.
         self._room.detach(request, keep)
         request.indexed_blocks = min(request.indexed_blocks, keep)
         request.cached_tokens = min(request.cached_tokens, request.computed_tokens)
+        if redo_block and not self._room.is_covered:
+            # The block that it gave back is in use by others, and there is none in its place: it queues for room.
+            self._reset(request)
+            request.cached_tokens = 0
         request.phase = Phase.WAITING
         self._enqueue(request)
 
@@ -324,11 +328,15 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self.preemptions += 1
         self._running.remove(request)
-        self._room.free(request)
-        request.computed_tokens = request.indexed_blocks = 0
+        self._reset(request)
         request.preempted = True
         request.phase = Phase.WAITING
         insort(self._waiting, request, key=_arrival)
+
+    def _reset(self, request: Request) -> None:
+        """Without room and from the beginning, or from what the cache will have of it then."""
+        self._room.free(request)
+        request.computed_tokens = request.indexed_blocks = 0
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
