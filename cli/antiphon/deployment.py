@@ -94,7 +94,9 @@ def plan(
             )
         )
         records.append(record)
-        workers.append(_process(name, "worker", record, ready_file, inherited))
+        # Also on the command line, so that `ps` tells workers apart.
+        words = ("worker", options.model, "--worker-id", name, "--role", record.role)
+        workers.append(_process(name, words, record, ready_file, inherited))
 
     ready_file = folder / "gateway.json"
     gateway = GatewayOptions(
@@ -115,7 +117,7 @@ def plan(
             "prepare", "prepare", dataclasses.replace(records[0], threads=cores), folder / "none", inherited
         ),
         workers=tuple(workers),
-        gateway=_process("gateway", "gateway", gateway, ready_file, inherited),
+        gateway=_process("gateway", ("gateway",), gateway, ready_file, inherited),
         worker_options=records[0],
     )
 
@@ -126,11 +128,15 @@ def _values(record: type, given: Mapping[str, Any], **decided: Any) -> dict[str,
 
 
 def _process(
-    name: str, command: str, record: WorkerOptions | GatewayOptions, ready_file: Path, inherited: Mapping[str, str]
+    name: str,
+    words: tuple[str, ...],
+    record: WorkerOptions | GatewayOptions,
+    ready_file: Path,
+    inherited: Mapping[str, str],
 ) -> ProcessPlan:
     return ProcessPlan(
         name=name,
-        command=(sys.executable, "-m", "antiphon", command),
+        command=(sys.executable, "-m", "antiphon", *words),
         environment={**inherited, **to_environment(record)},
         ready_file=ready_file,
     )

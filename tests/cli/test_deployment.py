@@ -69,6 +69,10 @@ def test_options_of_workers_and_gateway_are_handed_on_and_nothing_else_of_ours()
     assert deployment.gateway.environment["PATH"] == "/bin"
 
 
+def test_workers_can_be_told_apart_by_their_command_line() -> None:
+    assert planned().workers[1].command[-5:] == ("demo", "--worker-id", "decode-0", "--role", "decode")
+
+
 def test_secrets_are_not_on_any_command_line() -> None:
     deployment = planned()
     for process in (*deployment.workers, deployment.gateway, deployment.prepare):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -119,8 +120,10 @@ def test_no_child_outlives_a_supervisor_that_is_killed() -> None:
         assert process.base_url
         children = list(process.children().values())
         assert len(children) == 4
+        folder = Path(process.children()["gateway"].environ()["ANTIPHON_READY_FILE"]).parent
         process.send(signal.SIGKILL)
         assert_gone(children)
+    shutil.rmtree(folder)
 
 
 def test_a_port_in_use_is_told_before_anything_is_started() -> None:
