@@ -121,8 +121,8 @@ class _Bin:
 class StepModelFit:
     """Learns one worker's step model: non-negative least squares over its latest steps, shrunk towards a prior.
 
-    Of the prior only the proportions count; its scale is that of the steps seen. So on a machine that is a hundred times
-    faster than the prior says, what was not measured yet is taken to be faster too.
+    Of the prior only the proportions count; its scale is that of the steps seen. So on a machine that is a hundred
+    times faster than the prior says, what was not measured yet is taken to be faster too.
 
     Errors count relative to the step's duration, so short decode steps matter as much as long prompt chunks, and one
     stalled step cannot count for more than one whole error. Samples are binned by the power of two of `new_tokens`

@@ -102,6 +102,17 @@ def test_almost_all_cached_on_the_decode_worker_is_local() -> None:
     assert (decision.prefill, decision.reason) == (None, RouteReason.LOCAL_CHEAPER)
 
 
+@pytest.mark.parametrize(("left", "prefill"), [(104, "p0"), (34, "p0"), (29, None)])
+def test_the_second_worked_example_of_the_docs(left: int, prefill: str | None) -> None:
+    """docs/routing.md: 14 blocks cached on D; the crossing lies at about 30 tokens left to compute."""
+    request = dataclasses.replace(REQUEST, prompt_tokens=14 * 64 + left)
+    decision = decide(worker("d0", leading_blocks=14), worker("p0"), request=request)
+    assert decision.prefill == prefill
+    if left == 104:
+        assert decision.cost is not None
+        assert (round(decision.cost.total_ms, 1), round(decision.alternatives[0].cost_ms, 1)) == (73.8, 111.1)
+
+
 def test_busy_prefill_pool_and_idle_decode_pool() -> None:
     decision = decide(worker("d0"), worker("p0", queued_tokens=50_000))
     assert (decision.prefill, decision.reason) == (None, RouteReason.LOCAL_CHEAPER)
