@@ -41,6 +41,7 @@ class ProcessPlan:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     ready_file: Path
+    """Appears when the process is ready; not for `prepare`, which is ready when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,6 @@ class Deployment:
     prepare: ProcessPlan
     workers: tuple[ProcessPlan, ...]
     gateway: ProcessPlan
-    worker_options: WorkerOptions
-    """Of the first worker."""
 
 
 def plan(
@@ -74,7 +73,6 @@ def plan(
     threads = options.threads or max(1, cores // len(names))
 
     workers = []
-    records = []
     for name in names:
         role = name.rsplit("-", 1)[0]
         ready_file = folder / f"{name}.json"
@@ -93,7 +91,6 @@ def plan(
                 log_json=options.log_json,
             )
         )
-        records.append(record)
         # Also on the command line, so that `ps` tells workers apart.
         words = ("worker", options.model, "--worker-id", name, "--role", record.role)
         workers.append(_process(name, words, record, ready_file, inherited))
@@ -113,12 +110,9 @@ def plan(
         )
     )
     return Deployment(
-        prepare=_process(
-            "prepare", "prepare", dataclasses.replace(records[0], threads=cores), folder / "none", inherited
-        ),
+        prepare=_process("prepare", ("prepare",), record, folder / "prepare.json", inherited),
         workers=tuple(workers),
         gateway=_process("gateway", ("gateway",), gateway, ready_file, inherited),
-        worker_options=records[0],
     )
 
 
