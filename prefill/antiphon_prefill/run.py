@@ -108,16 +108,18 @@ class PrefillRun:
         if progress.error:
             self._outgoing.put_nowait(wire.RunDown(failed=wire.RunFailed(message=progress.error)))
             return
-        if progress.full_blocks > self._announced_blocks:
-            self._announced_blocks = progress.full_blocks
-            self._span.add_event("chunk", {"antiphon.blocks": progress.full_blocks})
-            self._outgoing.put_nowait(wire.RunDown(chunk=wire.ChunkReady(blocks=progress.full_blocks)))
         if progress.first_token is not None:
+            # Before the last chunk: nothing of it may come between the client and its first token.
             first = wire.FirstToken(token_id=progress.first_token, cached_tokens=progress.cached_tokens)
             if progress.first_logprob is not None:
                 first.logprob.CopyFrom(wire_logprob(progress.first_logprob))
             self._span.add_event("first token")
             self._outgoing.put_nowait(wire.RunDown(first_token=first))
+        if progress.full_blocks > self._announced_blocks:
+            self._announced_blocks = progress.full_blocks
+            self._span.add_event("chunk", {"antiphon.blocks": progress.full_blocks})
+            self._outgoing.put_nowait(wire.RunDown(chunk=wire.ChunkReady(blocks=progress.full_blocks)))
+        if progress.first_token is not None:
             done = wire.RunDone(blocks=progress.full_blocks, partial_tokens=progress.partial_tokens)
             self._outgoing.put_nowait(wire.RunDown(done=done))
             self.complete = True

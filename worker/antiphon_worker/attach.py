@@ -145,9 +145,11 @@ class _Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             log.info("gateway %s detached: %s (%d requests cancelled)", self._gateway_id, reason, len(live))
-        if self._stream.cancelled() or self._stream.done():
-            return
-        await self._stream.abort(grpc.StatusCode.UNAVAILABLE, reason)
+        if self._write_began_at is not None:
+            # A status would queue behind the write that is stuck. Dropping the call resets the stream.
+            raise asyncio.CancelledError(reason)
+        if not self._stream.done():
+            await self._stream.abort(grpc.StatusCode.UNAVAILABLE, reason)
 
     def break_off(self, reason: str) -> None:
         if not self._ended.done():

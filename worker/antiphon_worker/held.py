@@ -73,14 +73,20 @@ class HeldBlocks:
     def reserve(self, blocks: int) -> bool:
         """Reserve the leading `blocks` blocks; False when there is no room now."""
         tokens = min(blocks * self._block_tokens, self._prompt_tokens)
-        first = not self._blocks
         reservation = self._engine.reserve(self._request_id, tokens)
         if reservation is None:
             return False
+        if self._own_blocks == len(self._blocks):
+            # All of ours so far: it may go on among the new ones.
+            self._own_blocks = self._leading = min(reservation.filled_blocks, self.full_blocks)
         self._blocks = reservation.blocks
-        if first:
-            self._own_blocks = min(reservation.filled_blocks, self.full_blocks)
-            self._leading = self._own_blocks
+        return True
+
+    def reserve_beyond_own(self, blocks: int) -> bool:
+        """Reserve what this worker has itself and `blocks` more; False when there is no room now."""
+        while (target := min(self._own_blocks + blocks, self.total_blocks)) > self.reserved:
+            if not self.reserve(target):
+                return False
         return True
 
     def confirm(self, begin: int, count: int) -> None:
