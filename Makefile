@@ -42,8 +42,8 @@ proto: $(INSTALLED) ## generated code of the .proto files
 	  --grpc_python_out=proto --mypy_out=proto --mypy_grpc_out=proto proto/antiphon_proto/*.proto
 
 .PHONY: docs
-docs: $(INSTALLED) ## tables of options in docs/configuration.md
-	$(BIN)/python -m tests.support.option_table
+docs: $(INSTALLED) ## tables of options and metrics in docs/
+	$(BIN)/python -m tests.support.reference_tables
 
 .PHONY: setup
 setup: $(INSTALLED) ## the environment only

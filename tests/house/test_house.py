@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import option_table
+from tests.support import reference_tables
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -95,8 +95,9 @@ def test_every_package_is_installed_typed_and_checked() -> None:
     assert found - {"antiphon_proto"} == set(PROJECT["tool"]["mypy"]["packages"])
 
 
-def test_the_documented_options_are_the_codes() -> None:
-    assert option_table.written(option_table.PAGE.read_text()) == option_table.tables(), "run `make docs`"
+@pytest.mark.parametrize("page", reference_tables.PAGES, ids=lambda page: page.path.name)
+def test_the_documented_options_and_metrics_are_the_codes(page: reference_tables.Page) -> None:
+    assert page.written() == page.tables(), "run `make docs`"
 
 
 def test_the_command_is_installed() -> None:

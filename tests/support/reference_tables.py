@@ -1,0 +1,97 @@
+"""The tables of options and metrics in docs/, made from the code. `make docs` writes them; a test compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.configuration import OptionSpec, specs
+from antiphon.deployment import handed_on
+from antiphon.options import ServeOptions
+from antiphon_engine import Load
+from antiphon_gateway.metrics import GatewayMetrics
+from antiphon_gateway.options import GatewayOptions
+from antiphon_worker.metrics import WorkerMetrics
+from antiphon_worker.options import WorkerOptions
+from prometheus_client import CollectorRegistry
+
+DOCS = Path(__file__).parents[2] / "docs"
+BEGIN = "<!-- tables: written by `make docs` -->\n"
+END = "<!-- end of tables -->\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page with tables between BEGIN and END."""
+
+    path: Path
+    tables: Callable[[], str]
+
+    def written(self) -> str:
+        """The tables as they stand in the page."""
+        return self.path.read_text().split(BEGIN)[1].split(END)[0]
+
+    def write(self) -> None:
+        before, rest = self.path.read_text().split(BEGIN)
+        self.path.write_text(before + BEGIN + self.tables() + END + rest.split(END)[1])
+
+
+def option_tables() -> str:
+    handed = ", ".join(f"`{spec.flag}`" for spec in sorted(handed_on(), key=lambda spec: spec.field))
+    return "\n".join(
+        [
+            "\n### `antiphon serve`\n",
+            _option_table(specs(ServeOptions)),
+            f"It also takes, and hands on to its workers and its gateway: {handed}.\n",
+            "### `antiphon worker`\n",
+            _option_table(specs(WorkerOptions)),
+            "### `antiphon gateway`\n",
+            _option_table(specs(GatewayOptions)),
+        ]
+    )
+
+
+def metric_tables() -> str:
+    gateway = GatewayMetrics()
+    registry = CollectorRegistry()
+    WorkerMetrics(registry).watch(lambda: Load(*[0] * len(Load.__dataclass_fields__)), lambda: ())
+    return "\n".join(
+        [
+            "\n### Gateway\n",
+            _metric_table(gateway.registry),
+            "### Worker\n",
+            _metric_table(registry),
+        ]
+    )
+
+
+def _option_table(options: tuple[OptionSpec, ...]) -> str:
+    lines = ["| option | variable | default | what it is |", "|---|---|---|---|"]
+    for spec in options:
+        name = "`MODEL`" if spec.field == "model" else f"`{spec.flag}`"
+        choices = f" ({', '.join(spec.choices)})" if spec.choices else ""
+        help = f"{spec.help}{choices}".replace("|", "\\|").replace("<", "&lt;")
+        lines.append(f"| {name} | `{spec.variable}` | {spec.show(spec.default)} | {help} |")
+    return "\n".join(lines) + "\n"
+
+
+def _metric_table(registry: CollectorRegistry) -> str:
+    lines = ["| metric | kind | what it is |", "|---|---|---|"]
+    for family in sorted(registry.collect(), key=lambda family: family.name):
+        if family.name.startswith("antiphon_"):
+            suffix = "_total" if family.type == "counter" else ""
+            lines.append(f"| `{family.name}{suffix}` | {family.type} | {family.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = (Page(DOCS / "configuration.md", option_tables), Page(DOCS / "operations.md", metric_tables))
+
+
+def main() -> None:
+    for page in PAGES:
+        page.write()
+
+
+if __name__ == "__main__":
+    main()
