@@ -258,7 +258,8 @@ class Session:
         try:
             await handle.wait(deadline_s)
         except TransportError as error:
-            raise LinkError(str(error)) from error
+            # A broken session ends its reads: then that is the reason, not how the read noticed.
+            raise LinkError(str(self.broken.result() if self.broken.done() else error)) from error
 
     # -------------------------------------------------------------- the call
 

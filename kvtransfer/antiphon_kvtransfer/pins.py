@@ -201,7 +201,7 @@ class _PinCall:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except PinRefused as error:
             _log.warning("ended the call of reader %s: %s", self._reader, error)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self.table.end()
             for task in tasks:

@@ -72,9 +72,7 @@ class TransportPeer:
     def __enter__(self) -> TransportPeer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
