@@ -67,7 +67,7 @@ $(BIN)/python:
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
-	$(PIP) install --progress-bar off --editable '.[dev]'
-	$(PIP) install --progress-bar off --no-deps 'nixl-cu12==1.5.1' || \
+	$(PIP) install --editable '.[dev]'
+	$(PIP) install --no-deps 'nixl-cu12==1.5.1' || \
 	  echo "The ucx transport (nixl-cu12) does not install here: KV blocks will move over tcp." >&2
 	touch $@
