@@ -1,8 +1,8 @@
-"""uvicorn's HTTP/1.1 protocol with two things added for long streams.
+"""uvicorn's HTTP/1.1 protocol with what long answers need besides.
 
-Handlers get the transport (`scope["extensions"]["antiphon.transport"]`), to drop a client that takes no data; and
-when a connection is lost, the request that is being answered learns of it even if the client had already sent the
-next one behind it (uvicorn tells only the newest).
+Handlers get the transport (`scope["extensions"]["antiphon.transport"]`), to drop a client that takes no data. And a
+client that goes away is noticed even if it had already sent its next request behind the one that is being answered:
+uvicorn then stops reading, so that it does not see the end of the connection, and would tell only the newest request.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+MAX_PIPELINED = 8
+"""Requests behind the one being answered for which the connection is still read; each may have 64 KiB of body."""
+
 
 class GatewayProtocol(HttpToolsProtocol):  # type: ignore[misc]  # uvicorn is not followed by the type checker
     _active: Any = None
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if 0 < len(self.pipeline) <= MAX_PIPELINED:
+            self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active = cycle

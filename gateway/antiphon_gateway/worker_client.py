@@ -160,9 +160,11 @@ class WorkerClient:
                 except Exception as error:
                     log.exception("the stream to the worker at %s failed by a fault of this gateway", self.address)
                     why = repr(error)
-                was_attached = self.attachment is not None
-                self._forget(why)
-                failures = 0 if was_attached else failures + 1
+                attachment = self.attachment
+                if attachment is not None:
+                    log.warning("lost worker %s at %s: %s", attachment.worker_id, self.address, why)
+                    self._forget(why)
+                failures = 0 if attachment is not None else failures + 1
                 if failures in (1, 10):
                     log.warning("worker at %s cannot be used: %s; trying again", self.address, why)
                 delay = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)]
@@ -232,7 +234,6 @@ class WorkerClient:
     def _forget(self, why: str) -> None:
         if self.attachment is None:
             return
-        log.warning("lost worker %s at %s: %s", self.attachment.worker_id, self.address, why)
         requests, self._requests = self._requests, {}
         self._events.detached(self, why)
         self.attachment = None

@@ -22,6 +22,7 @@ DEFAULTS = GatewayOptions(port=0, heartbeat_ms=100, lost_after_ms=600)
 class RunningGateway:
     url: str
     gateway: Gateway
+    server: Any
     client: httpx.AsyncClient
 
     def metric(self, name: str) -> float:
@@ -64,7 +65,7 @@ async def running_gateway(
         try:
             async with httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False) as client:
                 await eventually(lambda: server.started and len(gateway.fleet.workers()) == len(workers))
-                yield RunningGateway(url, gateway, client)
+                yield RunningGateway(url, gateway, server, client)
         finally:
             server.should_exit = True
             await serving
