@@ -115,6 +115,19 @@ async def test_lost_data_is_noticed_and_written_again(server: Valkey, lost: str)
         assert tells_the_truth(server, engine)
 
 
+@pytest.mark.parametrize("lost", ["blocks", "index"])
+async def test_lost_data_is_noticed_by_the_next_delta(server: Valkey, lost: str) -> None:
+    """Long before the next heartbeat."""
+    engine = FakeEngine()
+    engine.change({block(1), block(2)})
+    async with announcing(server.url, engine, ttl_ms=60_000) as announcer:
+        await until(lambda: tells_the_truth(server, engine))
+        connect(server).delete(KEYS.blocks("w0") if lost == "blocks" else KEYS.index("w0"))
+        engine.change({block(3)})
+        await until(lambda: tells_the_truth(server, engine))
+        assert announcer.republished == 2
+
+
 async def test_a_write_whose_reply_was_lost_is_not_written_twice(server: Valkey) -> None:
     engine = FakeEngine()
     async with announcing(server.url, engine) as announcer:
@@ -129,6 +142,7 @@ async def test_a_write_whose_reply_was_lost_is_not_written_twice(server: Valkey)
             deltas = [fields for _, fields in client.xrange(KEYS.events) if fields[b"kind"] == b"delta"]
         sequences = [int(fields[b"sequence"]) for fields in deltas]
         assert sequences == sorted(set(sequences))
+        assert announcer.republished == 1
 
 
 async def test_changes_in_an_outage_are_bounded(server: Valkey) -> None:
@@ -234,7 +248,7 @@ async def test_a_restarted_worker_takes_over_and_the_old_one_cannot_return(serve
     """llm-d/llm-d-router#2853: a new incarnation starts at sequence 0; the old one's blocks are void."""
     old, new = FakeEngine(), FakeEngine()
     old.change({block("old")})
-    async with announcing(server.url, old, record(incarnation="i1", started_at_ms=1)) as superseded:
+    async with announcing(server.url, old, record(incarnation="i1", started_at_ms=1), ttl_ms=400) as superseded:
         await until(lambda: tells_the_truth(server, old))
         async with announcing(server.url, new, record(incarnation="i2", started_at_ms=2)) as owner:
             await until(lambda: tells_the_truth(server, new, "i2"))
@@ -242,6 +256,11 @@ async def test_a_restarted_worker_takes_over_and_the_old_one_cannot_return(serve
             await until(lambda: not superseded.healthy)
             new.change({block("new")})
             await until(lambda: tells_the_truth(server, new, "i2"))
+            # Several of the old one's heartbeats: none may take the keys back.
+            for _ in range(50):
+                await asyncio.sleep(0.01)
+                assert tells_the_truth(server, new, "i2")
+            assert not superseded.healthy
             assert owner.healthy
             assert owner.republished == 1
 
