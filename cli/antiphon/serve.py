@@ -33,6 +33,7 @@ from antiphon.deployment import ProcessPlan, plan
 from antiphon.embedded_valkey import EmbeddedValkey, runtime_folder
 from antiphon.link_report import WorkerReady, WorkerStatus, describe, is_complete
 from antiphon.options import ServeOptions
+from antiphon.redis_check import check_redis
 
 _POLL_S = 0.1
 _HTTP_DEADLINE_S = 5.0
@@ -93,7 +94,9 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         self._failure = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._signalled, number)
+            # Under nohup, SIGHUP is ignored and has to stay so.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._signalled, number)
         stopped = asyncio.create_task(self._stop.wait())
         starting = asyncio.create_task(self._start())
         try:
@@ -130,7 +133,9 @@ class _Supervisor:
         began = time.monotonic()
         async with asyncio.timeout(self._options.start_timeout_s):
             redis_url = self._options.redis_url
-            if not redis_url:
+            if redis_url:
+                await asyncio.to_thread(check_redis, redis_url)
+            else:
                 valkey = EmbeddedValkey(self._folder)
                 redis_url = valkey.url
                 await _all_ready(self._launch([valkey.spec()]))

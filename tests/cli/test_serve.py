@@ -135,6 +135,17 @@ def test_a_port_in_use_is_told_before_anything_is_started() -> None:
     assert "starting" not in done.stderr
 
 
+def test_a_redis_that_does_not_answer_is_told_without_its_password() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"redis://someone:open-sesame@127.0.0.1:{closed.getsockname()[1]}"
+        done = run_to_end("serve", *TIMED, "--redis-url", url)
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert "no Redis answers at redis://someone:***@127.0.0.1" in done.stderr
+    assert "open-sesame" not in done.stderr
+    assert run_to_end("serve", *TIMED, "--redis-url", "nonsense").returncode == ExitCode.BAD_INPUT
+
+
 def test_a_model_folder_that_is_not_there() -> None:
     done = run_to_end("serve", MODEL_OF_NOBODY, "--port", "0")
     assert done.returncode == ExitCode.BAD_INPUT
