@@ -200,7 +200,7 @@ class WorkerAnnouncer:
         self._notify()
 
     async def run(self) -> None:
-        """Write until cancelled (or withdrawn). Survives whatever Redis does."""
+        """Write until cancelled. Survives whatever Redis does. After `withdraw` it only waits for being cancelled."""
         self._loop = asyncio.get_running_loop()
         self._idle.clear()
         backoff = Backoff()
@@ -215,6 +215,8 @@ class WorkerAnnouncer:
         finally:
             self.healthy = False
             self._idle.set()
+        # Withdrawn. A task that ends by itself would look like a failure to its owner, who alone ends it.
+        await asyncio.get_running_loop().create_future()
 
     async def withdraw(self) -> None:
         """Clean shutdown: stop writing, delete record and index, tell readers. Waits a second or two at most."""

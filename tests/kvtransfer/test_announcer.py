@@ -200,7 +200,11 @@ async def test_withdraw_leaves_nothing_of_the_worker(server: Valkey) -> None:
     async with announcing(server.url, engine) as announcer, announcing(server.url, other, record("w1")):
         await until(lambda: tells_the_truth(server, engine) and bool(written(server, "w1")[2]))
         await announcer.withdraw()
+        engine.change({block(2)})
+        announcer.update(record(draining=True))
+        # More than one heartbeat: nothing is written any more, and the task is its owner's to end.
         await asyncio.sleep(0.7)
+        assert [task for task in asyncio.all_tasks() if "WorkerAnnouncer.run" in repr(task)]
         with connect(server) as client:
             assert [key for key in client.scan_iter() if key.endswith(b":w0")] == []
             assert client.zrange(KEYS.workers, 0, -1) == [b"w1"]
