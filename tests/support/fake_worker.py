@@ -38,14 +38,16 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def byte_card(model: str = "test-model", *, context: int = 4_000_000, template: str = TEMPLATE) -> pb.ModelCard:
+def byte_card(
+    model: str = "test-model", *, context: int = 4_000_000, template: str = TEMPLATE, block_bytes: int = 1024
+) -> pb.ModelCard:
     card = pb.ModelCard(
         model=model,
         revision="r1",
         architecture="Fake",
         kv_format="float32/64/gqa",
         block_tokens=64,
-        kv_block_bytes=1024,
+        kv_block_bytes=block_bytes,
         max_context_tokens=context,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[256],
