@@ -145,12 +145,15 @@ class DecodeRequest:
         if missing_tokens <= context.block_tokens:
             self._span.add_event("the prompt is cached here")
             return
-        if not submit.prefill:
+        peers = [peer for peer in submit.prefill if peer.worker_id != context.identity.worker_id]
+        if not peers:
             await pull_prefix(context, held, submit.prefix_peers)
             return
-        for attempt, peer in enumerate(submit.prefill):
+        for attempt, peer in enumerate(peers, start=1):
             if await self._ask(peer, attempt, held):
                 return
+            if attempt < len(peers):
+                context.metrics.fallbacks.labels("peer").inc()
         context.metrics.fallbacks.labels("local").inc()
         log.warning("request %s: the rest of its prompt is computed here", submit.request_id)
 
@@ -177,8 +180,6 @@ class DecodeRequest:
                     # The client has its first token; what is missing is sooner computed here than by another.
                     context.metrics.fallbacks.labels("local").inc()
                     return True
-                if attempt + 1 < len(self._submit.prefill):
-                    context.metrics.fallbacks.labels("peer").inc()
                 return False
             except PullFailed as error:
                 context.metrics.remote_prefills.labels("pull_failed").inc()

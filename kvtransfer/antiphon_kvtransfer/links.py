@@ -31,6 +31,8 @@ from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.pins import MAX_HASHES_PER_PIN, BlockKeeper, KvBlocksService
 from antiphon_kvtransfer.transport import Transport, TransportUnavailable
 
+__all__ = ["BlockKeeper", "LinkError", "LinkStatus", "LocalWorker", "PeerAddress", "PeerLink", "PeerLinks"]
+
 _log = logging.getLogger("antiphon.kvtransfer.links")
 
 _FIRST_BACK_OFF_S = 0.1
@@ -128,9 +130,10 @@ class PeerLinks:
     def _get(self, peer: PeerAddress) -> PeerLink:
         known = self._links.get(peer.worker_id)
         if known is not None:
-            if known.peer == peer:
+            if known.peer.incarnation == peer.incarnation:
+                known.move(peer)
                 return known
-            # Another incarnation (or address): whatever spoke of the old one is void.
+            # Another incarnation: whatever spoke of the old one is void.
             known.retire(LinkError(f"worker {peer.worker_id} was replaced by incarnation {peer.incarnation}"))
         link = PeerLink(self._end, peer)
         self._links[peer.worker_id] = link
@@ -212,6 +215,14 @@ class PeerLink:
 
     def want(self, wanted: bool) -> None:
         self._wanted = wanted
+
+    def move(self, peer: PeerAddress) -> None:
+        """The same incarnation was named at this address: it is tried next, unless the link is up as it is.
+
+        A worker may go by several addresses (a static one and an advertised one): a link that works does not move.
+        """
+        if self._session is None:
+            self.peer = peer
 
     async def until_up(self, deadline_s: float) -> None:
         """Returns when the link is up. Raises LinkError when the next attempt fails, or time runs out."""

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -28,8 +28,6 @@ from antiphon_proto.worker_pb2_grpc import WorkerStub
 START_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 30.0
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-
-COMMAND = ("/tmp/wk/entry.py",)
 
 TIMED = ("--engine", "timed", "--transport", "tcp", "--timed-block-bytes", "512")
 
@@ -142,9 +140,12 @@ def is_idle(status: dict[str, Any]) -> bool:
 class Workers:
     """Starts workers in `folder` and ends all of them."""
 
-    def __init__(self, folder: Path, *common: str) -> None:
-        """`common`: options of every worker; by default a timed engine over tcp."""
+    def __init__(
+        self, folder: Path, *common: str, command: Sequence[str] = (sys.executable, "-m", "antiphon", "worker")
+    ) -> None:
+        """`common`: options of every worker; by default a timed engine over tcp. `command`: what starts one."""
         self._folder = folder
+        self._command = tuple(command)
         self._common = common or TIMED
         self._numbers = itertools.count()
         self._all: list[WorkerProcess] = []
@@ -160,16 +161,15 @@ class Workers:
         for process in self._processes:
             await process.wait()
 
-    async def start(self, *options: str) -> WorkerProcess:
-        """Start one worker and wait until it is ready."""
+    async def start(self, *options: str, environment: Mapping[str, str] | None = None) -> WorkerProcess:
+        """Start one worker and wait until it is ready. `environment`: further variables."""
         number = next(self._numbers)
         ready_path = self._folder / f"worker-{number}.json"
         log_path = self._folder / f"worker-{number}.log"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("ANTIPHON_", "OTEL_"))}
         with log_path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *COMMAND,
+                *self._command,
                 *self._common,
                 *options,
                 "--ready-file",
@@ -177,7 +177,7 @@ class Workers:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env={**inherited, **(environment or {})},
             )
         self._processes.append(process)
         ends_at = time.monotonic() + START_DEADLINE_S

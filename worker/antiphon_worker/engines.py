@@ -6,7 +6,6 @@ import logging
 
 from antiphon_engine import BlockEngine, SchedulerConfig, TimedExecutor, TimedSettings
 from antiphon_engine.executor import Executor
-from antiphon_engine.interface import Engine
 from antiphon_policy.latency import StepModel
 from antiphon_telemetry.exit import ExitCode
 
@@ -19,7 +18,7 @@ TIMED_KV_BLOCKS = 4096
 TIMED_CONTEXT_TOKENS = 131_072
 
 
-def create_engine(options: WorkerOptions) -> Engine:
+def create_engine(options: WorkerOptions) -> BlockEngine:
     """The engine, loaded and not started. Takes as long as loading the model does. Raises WorkerStartError."""
     try:
         config = SchedulerConfig(

@@ -53,8 +53,18 @@ class WorkerMetrics:
         )
         self._registry = registry
 
-    def watch(self, load: Callable[[], Load], links: Callable[[], Sequence[LinkStatus]]) -> None:
+    def watch(
+        self,
+        load: Callable[[], Load],
+        links: Callable[[], Sequence[LinkStatus]],
+        preemptions: Callable[[], int] = int,
+    ) -> None:
         """Register the gauges that ask the engine and the links."""
+        Gauge(
+            "antiphon_engine_preemptions",
+            "How often a running request had to give its blocks back so far",
+            registry=self._registry,
+        ).set_function(lambda: float(preemptions()))
         fields: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
             ("antiphon_engine_running_requests", "Requests being computed", lambda now: now.running),
             ("antiphon_engine_waiting_requests", "Requests accepted and not yet begun", lambda now: now.waiting),

@@ -23,7 +23,8 @@ from typing import Any
 import grpc.aio
 import msgspec
 import uvloop
-from antiphon_engine.interface import BlocksChanged, Engine, IntegrityError
+from antiphon_engine import BlockEngine
+from antiphon_engine.interface import BlocksChanged, IntegrityError
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.cards import LocalWorker
 from antiphon_kvtransfer.links import PeerLinks
@@ -84,7 +85,7 @@ class _Ready:
     pid: int
 
 
-async def _serve(options: WorkerOptions, roles: Sequence[ServiceFactory], engine: Engine) -> int:
+async def _serve(options: WorkerOptions, roles: Sequence[ServiceFactory], engine: BlockEngine) -> int:
     async with contextlib.AsyncExitStack() as closing:
         worker = await _Worker.start(options, roles, engine, closing)
         return await worker.run()
@@ -114,7 +115,7 @@ class _Worker:
         cls,
         options: WorkerOptions,
         roles: Sequence[ServiceFactory],
-        engine: Engine,
+        engine: BlockEngine,
         closing: contextlib.AsyncExitStack,
     ) -> _Worker:
         loop = asyncio.get_running_loop()
@@ -160,7 +161,7 @@ class _Worker:
 
         drain = Drain()
         metrics = WorkerMetrics()
-        metrics.watch(engine.load, links.statuses)
+        metrics.watch(engine.load, links.statuses, lambda: engine.preemptions)
         load = LoadReport(
             engine, identity, prior=step_model_prior(options), links=links.statuses, draining=lambda: drain.on
         )
@@ -388,6 +389,7 @@ def _status(context: WorkerContext, services: Sequence[WorkerService]) -> Mappin
             "per_sequence_ms": model.per_sequence_ms,
             "per_kv_token_ms": model.per_kv_token_ms,
         },
+        "pins": context.links.held_blocks,
         "links": [
             {
                 "peer_worker_id": link.peer_worker_id,
