@@ -1,0 +1,113 @@
+"""The `openai` SDK, and the collected awkward requests, against `antiphon serve` with the real model.
+
+Prefill and decode run in separate processes; what the answers say is the model's affair, what they look like is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.support.openai_cases import CHECKS
+from tests.support.serve import running_serve
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+_QUESTION = [{"role": "user", "content": "Name three primary colours."}]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_serve("--kv-blocks", "1200") as base_url:
+        yield base_url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="not needed", max_retries=0, timeout=120) as sdk:
+        yield sdk
+
+
+def test_models(client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert model.id == "demo"
+    assert client.models.retrieve("demo").id == "demo"
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="demo", messages=_QUESTION, max_tokens=24, temperature=0)
+    [choice] = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason in ("stop", "length")
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details is not None
+
+
+def test_streamed_chat_equals_the_unstreamed_one(client: openai.OpenAI) -> None:
+    options = {"model": "demo", "messages": _QUESTION, "max_tokens": 32, "seed": 11, "temperature": 0.7}
+    whole = client.chat.completions.create(**options)
+    chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == [
+        whole.choices[0].finish_reason
+    ]
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="demo", prompt=["The capital of France is", "Two plus two is"], max_tokens=8, temperature=0, logprobs=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    for choice in answer.choices:
+        assert choice.text
+        assert choice.logprobs is not None
+        assert choice.logprobs.tokens
+        assert "".join(choice.logprobs.tokens) == choice.text
+    assert "Paris" in answer.choices[0].text
+
+
+def test_streamed_completions(client: openai.OpenAI) -> None:
+    options = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
+    whole = client.completions.create(**options)
+    text = "".join(chunk.choices[0].text for chunk in client.completions.create(**options, stream=True))
+    assert text == whole.choices[0].text
+
+
+def test_a_second_turn_finds_its_prefix(client: openai.OpenAI) -> None:
+    story = "Here is a long story about a lighthouse. " * 40
+    messages = [{"role": "user", "content": story + "What is it about?"}]
+    first = client.chat.completions.create(model="demo", messages=messages, max_tokens=16, temperature=0)
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content or ""},
+        {"role": "user", "content": "And who lives there?"},
+    ]
+    second = client.chat.completions.create(model="demo", messages=messages, max_tokens=16, temperature=0)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert second.usage.prompt_tokens_details.cached_tokens >= 256
+
+
+def test_errors_are_the_sdk_s_own_types(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="no-such-model", messages=_QUESTION)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="demo", messages=_QUESTION, temperature=9)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="demo", prompt="word " * 20_000, max_tokens=4)
+    assert long.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("case", CHECKS)
+async def test_awkward_request(url: str, case: str) -> None:
+    await CHECKS[case](url, "demo")

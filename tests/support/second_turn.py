@@ -1,0 +1,24 @@
+"""Second turns of the reference conversations: a prompt, its answer, and a new question, with what follows by reference."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from tests.support import reference as first_turn
+from tests.support.reference import OUTPUT_TOKENS, Reference, greedy_references
+
+_NEW_TEXT_TOKENS = 150
+_TURNS = (14, 15, 17, 19)
+"""Prompts long enough that their first turn fills several blocks."""
+
+
+@functools.cache
+def second_turn_references(folder: Path) -> tuple[Reference, ...]:
+    """Prompt, answer and 150 tokens more: greedy continuations of these, by `transformers`."""
+    turns = greedy_references(folder)
+    asked = tuple(
+        turns[index].prompt + turns[index].ids + turns[(index + 3) % len(turns)].prompt[:_NEW_TEXT_TOKENS]
+        for index in _TURNS
+    )
+    return first_turn.references_of(folder, asked, OUTPUT_TOKENS)
