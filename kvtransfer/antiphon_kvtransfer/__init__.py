@@ -1,0 +1,68 @@
+"""KV blocks between workers: what a block is, who holds it, how it moves.
+
+* identity: block hashes and chains (`identity`);
+* who is there and holds what: `WorkerAnnouncer` writes it to Redis, `ClusterMirror` and `BlockMirror` read it;
+* how blocks move: `Transport` (`TcpTransport`, `UcxTransport`), pins at the holder, `PeerLinks` at the reader.
+"""
+
+from antiphon_kvtransfer.announcer import WorkerAnnouncer
+from antiphon_kvtransfer.cards import CardMismatch, LocalWorker
+from antiphon_kvtransfer.cluster import ClusterMirror
+from antiphon_kvtransfer.identity import (
+    HASH_BYTES,
+    BlockHash,
+    ChainRoot,
+    block_hash,
+    chain_hashes,
+    chain_root,
+    iterate_chain,
+)
+from antiphon_kvtransfer.links import LinkError, LinkStatus, PeerAddress, PeerLink, PeerLinks
+from antiphon_kvtransfer.mirror import BlockMirror
+from antiphon_kvtransfer.pins import BlockKeeper, KvBlocksService, PinTable
+from antiphon_kvtransfer.records import RecordError, WorkerRecord
+from antiphon_kvtransfer.tcp import TcpTransport
+from antiphon_kvtransfer.transport import (
+    PeerKey,
+    ReadHandle,
+    ReadRange,
+    Region,
+    Transport,
+    TransportError,
+    TransportUnavailable,
+)
+from antiphon_kvtransfer.ucx import UcxTransport
+
+__all__ = [
+    "HASH_BYTES",
+    "BlockHash",
+    "BlockKeeper",
+    "BlockMirror",
+    "CardMismatch",
+    "ChainRoot",
+    "ClusterMirror",
+    "KvBlocksService",
+    "LinkError",
+    "LinkStatus",
+    "LocalWorker",
+    "PeerAddress",
+    "PeerKey",
+    "PeerLink",
+    "PeerLinks",
+    "PinTable",
+    "ReadHandle",
+    "ReadRange",
+    "RecordError",
+    "Region",
+    "TcpTransport",
+    "Transport",
+    "TransportError",
+    "TransportUnavailable",
+    "UcxTransport",
+    "WorkerAnnouncer",
+    "WorkerRecord",
+    "block_hash",
+    "chain_hashes",
+    "chain_root",
+    "iterate_chain",
+]

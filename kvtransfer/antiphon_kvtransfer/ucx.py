@@ -57,6 +57,8 @@ _GIVEN_UP_PAUSE_S = 20e-3
 _CLOSE_S = 2.0
 _START_S = 60.0
 _WIRE_UP_BYTES = 64
+_PROGRESS_PAUSE_US = 100
+"""Between two looks of NIXL's own thread, which serves peers over TCP and wire-ups. With 0 it burns a whole core."""
 
 
 class UcxMetadata(msgspec.Struct, frozen=True):
@@ -208,7 +210,8 @@ class _UcxRead(ReadHandle):
 @dataclass(eq=False)
 class _Transfer:
     handle: _UcxRead
-    nixl: Any
+    nixl: int
+    """NIXL's handle."""
 
 
 @dataclass(eq=False)
@@ -235,7 +238,9 @@ class _AgentThread:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="antiphon-ucx", daemon=True)
         # The thread's own:
+        self._nixl: Any = None
         self._agent: Any = None
+        self._backend: Any = None
         self._registered: Any = None
         self._remotes: dict[str, _Remote] = {}
         self._thread.start()
@@ -272,21 +277,29 @@ class _AgentThread:
 
     def open(self) -> bytes:
         """Make the agent and register the memory. Returns NIXL's metadata. Raises TransportUnavailable."""
-        nixl_agent, nixl_agent_config = _import_nixl()
+        nixl = _import_nixl()
         region = self._memory.region
         memory = [
-            (region.address, region.length_bytes, 0, ""),
-            (self._memory.scratch_address, self._memory.scratch_bytes, 0, ""),
+            (region.address, region.length_bytes, 0, b""),
+            (self._memory.scratch_address, self._memory.scratch_bytes, 0, b""),
         ]
         try:
-            self._agent = nixl_agent(self._agent_name, nixl_agent_config(backends=["UCX"]))
+            config = nixl.nixlAgentConfig()
+            config.useProgThread = True
+            config.pthrDelay = _PROGRESS_PAUSE_US
+            config.useListenThread = False
+            config.syncMode = nixl.NIXL_THREAD_SYNC_NONE
+            self._agent = nixl.nixlAgent(self._agent_name, config)
+            self._backend = self._agent.createBackend("UCX", {})
+            self._registered = nixl.nixlRegDList(nixl.DRAM_SEG, memory)
+            self._agent.registerMem(self._registered, [self._backend])
             # Peers get the metadata of the pool alone: what they do not know of, they cannot read.
-            self._registered = self._agent.register_memory(memory, "DRAM")
-            pool = self._agent.get_reg_descs(memory[:1], "DRAM")
-            metadata = self._agent.get_partial_agent_metadata(pool, inc_conn_info=True, backends=["UCX"])
+            pool = nixl.nixlRegDList(nixl.DRAM_SEG, memory[:1])
+            metadata = self._agent.getLocalPartialMD(pool, True, [self._backend])
         except Exception as error:
             self._stopping = True
             raise TransportUnavailable(f"NIXL's UCX backend does not start here: {error!r}") from error
+        self._nixl = nixl
         return bytes(metadata)
 
     def add_remote(self, peer: UcxMetadata) -> None:
@@ -300,12 +313,12 @@ class _AgentThread:
                 known.forgotten = False
                 return
         try:
-            name = self._agent.add_remote_agent(peer.nixl)
+            name = self._agent.loadRemoteMD(peer.nixl)
         except Exception as error:
             raise TransportError(f"NIXL does not take the metadata of {peer.agent}: {error!r}") from error
         name = name.decode() if isinstance(name, bytes) else str(name)
         if name != peer.agent:
-            self._agent.remove_remote_agent(name)
+            self._agent.invalidateRemoteMD(name)
             raise TransportError(f"NIXL's metadata is of agent {name}, not of {peer.agent} as was said")
         self._remotes[name] = _Remote(name, peer.nixl)
 
@@ -315,8 +328,13 @@ class _AgentThread:
             self._tell(handle.fail_and_end, TransportError(f"{handle.what} failed: not connected any more"))
             return
         try:
-            transfer = self._agent.initialize_xfer(
-                "READ", self._agent.get_xfer_descs(local, "DRAM"), self._agent.get_xfer_descs(remote, "DRAM"), agent
+            transfer = self._agent.createXferReq(
+                self._nixl.NIXL_READ,
+                self._nixl.nixlXferDList(self._nixl.DRAM_SEG, local),
+                self._nixl.nixlXferDList(self._nixl.DRAM_SEG, remote),
+                agent,
+                b"",
+                [self._backend],
             )
         except Exception as error:  # noqa: BLE001 - reported through the handle
             self._tell(handle.fail_and_end, TransportError(f"{handle.what} could not be prepared: {error!r}"))
@@ -324,7 +342,7 @@ class _AgentThread:
         running = _Transfer(handle, transfer)
         known.transfers.append(running)
         try:
-            state = self._agent.transfer(transfer)
+            state = self._agent.postXferReq(transfer, b"")
         except Exception as error:  # noqa: BLE001 - reported through the handle
             self._failed(known, running, repr(error))
         else:
@@ -353,7 +371,7 @@ class _AgentThread:
             _log.warning("closed with unfinished reads from %s; the memory stays registered", list(self._remotes))
             return
         try:
-            self._agent.deregister_memory(self._registered)
+            self._agent.deregisterMem(self._registered, [self._backend])
         except Exception as error:  # noqa: BLE001 - the process is about to end; what stays registered ends with it
             _log.warning("NIXL does not deregister the pool: %r", error)
 
@@ -387,7 +405,7 @@ class _AgentThread:
         for known in list(self._remotes.values()):
             for running in list(known.transfers):
                 try:
-                    state = self._agent.check_xfer_state(running.nixl)
+                    state = self._agent.getXferStatus(running.nixl)
                 except Exception as error:  # noqa: BLE001 - reported through the handle
                     self._failed(known, running, repr(error))
                     ended = True
@@ -395,10 +413,10 @@ class _AgentThread:
                     ended = self._advance(known, running, state) or ended
         return ended
 
-    def _advance(self, known: _Remote, running: _Transfer, state: str) -> bool:
-        if state == "PROC":
+    def _advance(self, known: _Remote, running: _Transfer, state: Any) -> bool:
+        if state == self._nixl.NIXL_IN_PROG:
             return False
-        if state != "DONE":
+        if state != self._nixl.NIXL_SUCCESS:
             self._failed(known, running, f"NIXL says {state}")
             return True
         self._release(known, running)
@@ -413,7 +431,7 @@ class _AgentThread:
     def _release(self, known: _Remote, running: _Transfer) -> None:
         known.transfers.remove(running)
         try:
-            self._agent.release_xfer_handle(running.nixl)
+            self._agent.releaseXferReq(running.nixl)
         except Exception as error:  # noqa: BLE001 - the transfer is over; NIXL frees the rest with the agent
             _log.warning("NIXL does not release a transfer of %s: %r", known.agent, error)
         if known.forgotten and not known.transfers:
@@ -422,7 +440,7 @@ class _AgentThread:
     def _remove(self, known: _Remote) -> None:
         del self._remotes[known.agent]
         try:
-            self._agent.remove_remote_agent(known.agent)
+            self._agent.invalidateRemoteMD(known.agent)
         except Exception as error:  # noqa: BLE001 - nothing of it is used any more
             _log.warning("NIXL does not remove the remote agent %s: %r", known.agent, error)
 
@@ -444,19 +462,19 @@ def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
         future.set_exception(error)
 
 
-def _import_nixl() -> tuple[Any, Any]:
+def _import_nixl() -> Any:
+    """NIXL's bindings. Not its Python agent, which lets the progress thread spin without a pause."""
     # Both write to the console on their own, NIXL an error for every poll of a lost peer. What matters of it comes as
     # an exception and is logged by who gets it. Whoever sets these variables sees the rest.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     raise_exceptions = logging.raiseExceptions
     try:
-        from nixl_cu12._api import nixl_agent, nixl_agent_config
+        from nixl_cu12 import _bindings
     except (ImportError, OSError) as error:
         raise TransportUnavailable(
             f"NIXL is not installed ({error}); install it with `pip install --no-deps nixl-cu12`, or use tcp"
         ) from error
     finally:
-        # Its import turns this off for the whole process.
-        logging.raiseExceptions = raise_exceptions
-    return nixl_agent, nixl_agent_config
+        logging.raiseExceptions = raise_exceptions  # Its import turns this off for the whole process.
+    return _bindings

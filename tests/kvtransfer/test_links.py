@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc.aio
 import numpy as np
 import pytest
+from antiphon_kvtransfer import links
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.links import LinkError, PeerAddress, PeerLinks
 from antiphon_kvtransfer.tcp import TcpTransport
@@ -261,8 +262,35 @@ async def test_wanted_peers_are_wired_up_in_the_background() -> None:
     async with _end("holder") as holder, _end("reader") as reader:
         reader.links.wanted([holder.peer, reader.peer])
         await eventually(lambda: [status.up for status in reader.links.statuses()] == [True])
-        reader.links.wanted([])  # Idle closing takes its time; the link may stay meanwhile.
-        assert len(reader.links.statuses()) == 1
+
+
+async def test_links_to_peers_that_are_not_wanted_are_closed_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_IDLE_CLOSE_S", 0.1)
+    async with _two() as (reader, holder):
+        reader.links.wanted([holder.peer])
+        link = await reader.links.link(holder.peer, WAIT_S)
+        reader.gate.shut("before")
+        pull = asyncio.create_task(link.pull(_hashes(1), [0], deadline_s=WAIT_S))
+        await reader.gate.reached.wait()
+        reader.links.wanted([])
+        await asyncio.sleep(0.3)
+        assert [status.up for status in reader.links.statuses()] == [True]  # In use.
+        reader.gate.open()
+        assert await pull == 1
+        await eventually(lambda: reader.links.statuses() == [])
+        again = await reader.links.link(holder.peer, WAIT_S)
+        assert await again.pull(_hashes(1), [0], deadline_s=WAIT_S) == 1
+
+
+async def test_a_second_address_of_the_same_incarnation_does_not_move_a_link_that_works() -> None:
+    async with _two() as (reader, holder):
+        nowhere = PeerAddress("holder", "i1", "127.0.0.1:1")
+        with pytest.raises(LinkError):
+            await reader.links.link(nowhere, WAIT_S)
+        link = await reader.links.link(holder.peer, WAIT_S)
+        reader.links.wanted([nowhere])
+        assert await reader.links.link(nowhere, WAIT_S) is link
+        assert await link.pull(_hashes(1), [0], deadline_s=WAIT_S) == 1
 
 
 async def test_what_spoke_of_an_earlier_incarnation_is_void() -> None:

@@ -130,3 +130,24 @@ print(len(names))
 """
     )
     assert printed == "2\n"
+
+
+@needs_nixl
+def test_an_idle_transport_leaves_the_processor_to_others() -> None:
+    """NIXL's progress thread spins unless it is told to pause: the engine would lose a core to it."""
+    printed = _run(
+        """
+import resource
+def used_s():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+transport = make_transport("ucx", empty_pool(), "worker/1")
+await transport.start()
+began_s = used_s()
+await asyncio.sleep(1)
+assert used_s() - began_s < 0.25
+await transport.close()
+print("passed")
+"""
+    )
+    assert printed == "passed\n"
