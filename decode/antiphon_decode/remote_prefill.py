@@ -37,6 +37,9 @@ CHUNKS_AHEAD = 4
 """How many chunks of blocks are reserved, and credited to P, beyond what P has finished."""
 
 PULLS_IN_FLIGHT = 2
+PROGRESS_DEADLINE_S = 120.0
+"""For the next chunk, while P is heard: the longest that a prompt waits in its queue, or for its engine."""
+
 RESERVE_DEADLINE_S = 30.0
 """For room that was promised and is held up by reads that others gave up."""
 
@@ -108,6 +111,8 @@ class RemotePrefill:
     # -- read
 
     async def _read(self, call: _Call) -> None:
+        loop = asyncio.get_running_loop()
+        progress_at = loop.time()
         while True:
             try:
                 async with asyncio.timeout(self._context.lost_after_s):
@@ -118,7 +123,12 @@ class RemotePrefill:
                 raise self._failed(f"broke the call: {error.code().name} {error.details()}") from error
             if is_end(message):
                 raise self._failed(f"ended the call: {(await call.code()).name} {await call.details()}")
-            self._take(cast(wire.RunDown, message))
+            down = cast(wire.RunDown, message)
+            if not down.HasField("heartbeat") or self._done is not None:
+                progress_at = loop.time()
+            elif loop.time() - progress_at > PROGRESS_DEADLINE_S:
+                raise self._failed(f"made no progress for {PROGRESS_DEADLINE_S:.0f} s")
+            self._take(down)
 
     def _take(self, message: wire.RunDown) -> None:
         match message.WhichOneof("kind"):
@@ -256,6 +266,7 @@ class RemotePrefill:
     def _failure(self, failures: BaseExceptionGroup[BaseException]) -> BaseException:
         """The one that tells. With a read under way, another peer's must not land in the same blocks."""
         failure = failures.exceptions[0]
-        if isinstance(failure, PrefillPeerFailed) and self._pulls:
+        reading = bool(self._pulls) or self._done is not None
+        if isinstance(failure, PrefillPeerFailed) and reading:
             return PullFailed(f"{failure}, in mid-pull")
         return failure

@@ -221,7 +221,12 @@ class DecodeRequest:
             return
         if not self._computed_elsewhere:
             self._cached_tokens = self._uncomputed_tokens(output.cached_tokens)
-        self._send(output.token_ids, output.logprobs, output.finish, output.error)
+        try:
+            self._send(output.token_ids, output.logprobs, output.finish, output.error)
+        except Exception as error:
+            # On the way of a whole step: the other requests in it must not suffer.
+            log.exception("the output of request %s could not be made into an answer", self._submit.request_id)
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _uncomputed_tokens(self, cached_tokens: int) -> int:
         """Of the tokens that the engine found, those that nobody computed for this request.

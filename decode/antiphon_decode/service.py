@@ -42,11 +42,10 @@ class DecodeService(WorkerService):
             sink.refused(wire.RefusalReason.REFUSAL_DRAINING, f"{context.identity.worker_id} is draining")
             return None
         request = DecodeRequest(context, submit, sink, self._special_token_ids, self._tasks, self._ended)
+        if not request.start():
+            return None
         self._requests.add(request)
         self._idle.clear()
-        if not request.start():
-            self._ended(request)
-            return None
         return request
 
     def _ended(self, request: DecodeRequest) -> None:

@@ -207,6 +207,16 @@ async def test_a_port_in_use_is_one_clear_sentence_and_an_exit_code(workers, wor
     assert workers._processes[-1].returncode == 4
 
 
+async def test_listening_everywhere_needs_an_address_for_peers(workers):
+    with pytest.raises(AssertionError, match="--advertise-host"):
+        await workers.start("--role", "both", "--host", "0.0.0.0")
+    assert workers._processes[-1].returncode == 2
+    worker = await workers.start("--role", "both", "--host", "0.0.0.0", "--advertise-host", "127.0.0.1")
+    assert worker.ready.address.startswith("127.0.0.1:")
+    async with AttachClient(worker) as client:
+        assert len((await client.run(client.submission(prompt_of(10)))).token_ids) == 8
+
+
 async def test_prefill_workers_refuse_requests_of_gateways(workers):
     worker = await workers.start("--role", "prefill")
     async with AttachClient(worker) as client:

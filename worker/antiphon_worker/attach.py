@@ -85,9 +85,12 @@ class AttachServicer(WorkerServicer):
         session = _Session(self._context, self._handler, self._peers, self._card.digest, context)
         self._sessions.add(session)
         try:
-            await session.run()
+            reason = await session.run()
         finally:
             self._sessions.discard(session)
+        if not context.done():
+            # Where the gateway does not read, this waits with nothing held but the call, until it does or goes away.
+            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
 
     def break_off(self, reason: str) -> None:
         """End every stream, so that gateways know at once."""
@@ -123,7 +126,8 @@ class _Session:
         self._lost_after_s = context.lost_after_s
         self._ended: asyncio.Future[str] = self._loop.create_future()
 
-    async def run(self) -> None:
+    async def run(self) -> str:
+        """Until the stream is over for whatever reason, which is returned."""
         tasks = [
             self._loop.create_task(self._read(), name="attach-read"),
             self._loop.create_task(self._write(), name="attach-write"),
@@ -145,11 +149,7 @@ class _Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             log.info("gateway %s detached: %s (%d requests cancelled)", self._gateway_id, reason, len(live))
-        if self._write_began_at is not None:
-            # A status would queue behind the write that is stuck. Dropping the call resets the stream.
-            raise asyncio.CancelledError(reason)
-        if not self._stream.done():
-            await self._stream.abort(grpc.StatusCode.UNAVAILABLE, reason)
+        return reason
 
     def break_off(self, reason: str) -> None:
         if not self._ended.done():

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from antiphon_kvtransfer.links import LinkError
+from antiphon_kvtransfer.links import LinkError, PeerLink
 from antiphon_proto.worker_pb2 import PrefixPeer
 
 from antiphon_worker.held import BlockPuller, HeldBlocks
@@ -20,6 +20,8 @@ from antiphon_worker.wire import peer_address
 log = logging.getLogger("antiphon.kv")
 
 PREFIX_DEADLINE_S = 5.0
+PULL_BLOCKS = 256
+"""Blocks of one pull: what has arrived by then counts, whatever becomes of the rest."""
 
 
 async def pull_prefix(context: WorkerContext, held: HeldBlocks, peers: Sequence[PrefixPeer]) -> None:
@@ -40,23 +42,26 @@ async def pull_prefix(context: WorkerContext, held: HeldBlocks, peers: Sequence[
                 while not held.reserve(wanted):
                     if not await context.bridge.capacity(PREFIX_DEADLINE_S):
                         return
-                if await _pull_from(context, held, puller, prefix_peer, wanted):
+                try:
+                    link = await context.links.link(peer_address(prefix_peer.peer), context.lost_after_s)
+                except LinkError as error:
+                    log.warning("no prefix from %s: %s", prefix_peer.peer.worker_id, error)
+                    continue
+                try:
+                    if await _pull_from(link, held, puller, wanted):
+                        return
+                except LinkError as error:
+                    # Nobody else is asked: the read that was given up may still write into these blocks.
+                    log.warning("the prefix from %s did not arrive: %s", prefix_peer.peer.worker_id, error)
                     return
     except TimeoutError:
         log.warning("a prefix did not arrive from its peers within %.0f s; it is computed here", PREFIX_DEADLINE_S)
 
 
-async def _pull_from(
-    context: WorkerContext, held: HeldBlocks, puller: BlockPuller, prefix_peer: PrefixPeer, wanted: int
-) -> bool:
-    """Whether all that was wanted came."""
-    try:
-        link = await context.links.link(peer_address(prefix_peer.peer), context.lost_after_s)
-        while (stretch := held.missing(held.leading, wanted)) is not None:
-            begin, end = stretch
-            if await puller.pull(link, begin, end) < end - begin:
-                return False
-    except LinkError as error:
-        log.warning("no prefix from %s: %s", prefix_peer.peer.worker_id, error)
-        return False
+async def _pull_from(link: PeerLink, held: HeldBlocks, puller: BlockPuller, wanted: int) -> bool:
+    """Whether all of the leading `wanted` blocks came. Raises LinkError."""
+    while (stretch := held.missing(held.leading, min(wanted, held.leading + PULL_BLOCKS))) is not None:
+        begin, end = stretch
+        if await puller.pull(link, begin, end) < end - begin:
+            return False
     return True

@@ -119,6 +119,11 @@ class _Worker:
         closing: contextlib.AsyncExitStack,
     ) -> _Worker:
         loop = asyncio.get_running_loop()
+        if options.host in ("", "0.0.0.0", "::") and not options.advertise_host:
+            raise WorkerStartError(
+                f"--host {options.host} is no address that peers can connect to: name one by --advertise-host",
+                ExitCode.BAD_INPUT,
+            )
         identity = new_identity(options)
         end: asyncio.Future[ExitCode] = loop.create_future()
         announce: list[WorkerAnnouncer] = []
