@@ -317,6 +317,10 @@ class Gateway:
         raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
         traceparent = tracing.inject(span) if span.get_span_context().is_valid else ""
         ticket = Ticket(uuid.uuid4().hex, tenant, cache_salt(tenant), traceparent, span)
+        if span.is_recording():
+            span.set_attributes(
+                {"antiphon.request_id": ticket.request_id, "antiphon.client_request_id": request.request_id}
+            )
         async with Presence(request) as presence:
             started = await start(raw, ticket)
             flight = started.flight
@@ -331,7 +335,7 @@ class Gateway:
                 if started.stream:
                     failure = await send_stream(request, flight, started.renderer)
                     if failure is not None:
-                        log.warning("request %s: %s", request.request_id, failure.message)
+                        log.warning("request %s (%s): %s", request.request_id, ticket.request_id, failure.message)
                         outcome.status = failure.status
                         span.set_status(Status(StatusCode.ERROR, failure.message))
                 else:

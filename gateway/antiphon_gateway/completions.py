@@ -19,7 +19,7 @@ from antiphon_gateway.flight import Choice, Flight
 from antiphon_gateway.logprobs import CompletionLogprobs, completion_logprobs
 from antiphon_gateway.models import Model, Prompt
 from antiphon_gateway.sampling import make_sampling
-from antiphon_gateway.schema import CompletionBody, check_token_ids, prompts
+from antiphon_gateway.schema import MAX_CHOICES_IN_ALL, CompletionBody, check_token_ids, prompts
 from antiphon_gateway.tokenization import TextWorkers
 
 DEFAULT_MAX_TOKENS = 16
@@ -46,6 +46,8 @@ async def make_prompts(
 ) -> list[Prompt]:
     """Raises ApiError (400)."""
     given = prompts(body)
+    if len(given) * (body.n or 1) > MAX_CHOICES_IN_ALL:
+        raise errors.invalid(f"{len(given)} prompts times n make more than {MAX_CHOICES_IN_ALL} choices.", param="n")
 
     def build() -> list[Prompt]:
         return [_prompt(prompt, model, salt, index, with_text=bool(body.echo)) for index, prompt in enumerate(given)]

@@ -17,6 +17,8 @@ from antiphon_gateway.errors import ApiError, invalid
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 256
+MAX_CHOICES_IN_ALL = 256
+"""Prompts times `n`."""
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 256

@@ -146,6 +146,7 @@ def create_server(gateway: Gateway) -> uvicorn.Server:
         lifespan="off",
         interface="asgi3",
         log_config=None,
+        log_level="warning",
         access_log=False,
         proxy_headers=False,
         server_header=False,

@@ -150,30 +150,25 @@ class WorkerClient:
         failures = 0
         try:
             while True:
-                why = ""
                 try:
                     await self._attach()
-                except WorkerUnavailable as error:
-                    why = str(error)
-                except grpc.aio.AioRpcError as error:
-                    why = f"{error.code().name}: {error.details()}"
+                    failures = 0
                 except Exception as error:
-                    log.exception("the stream to the worker at %s failed by a fault of this gateway", self.address)
-                    why = repr(error)
-                attachment = self.attachment
-                if attachment is not None:
-                    log.warning("lost worker %s at %s: %s", attachment.worker_id, self.address, why)
-                    self._forget(why)
-                failures = 0 if attachment is not None else failures + 1
-                if failures in (1, 10):
-                    log.warning("worker at %s cannot be used: %s; trying again", self.address, why)
+                    if not isinstance(error, WorkerUnavailable | grpc.aio.AioRpcError):
+                        log.exception("the stream to the worker at %s failed by a fault of this gateway", self.address)
+                    failures += 1
+                    if failures in (1, 10):
+                        log.warning("worker at %s cannot be used: %s; trying again", self.address, _why(error))
                 delay = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)]
                 await asyncio.sleep(delay * random.uniform(0.8, 1.2))
         finally:
             self._forget("the gateway ends")
 
     async def _attach(self) -> None:
-        """One life of the stream. Returns never; raises WorkerUnavailable or AioRpcError when it is over."""
+        """One life of the stream: returns when it was attached and is lost.
+
+        Raises WorkerUnavailable or AioRpcError where it does not come to that.
+        """
         self._outgoing = asyncio.Queue()
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             stub: Any = pb_grpc.WorkerStub(channel)
@@ -226,10 +221,10 @@ class WorkerClient:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        raise WorkerUnavailable("the worker ended the stream")
+        why = next((_why(result) for result in results if isinstance(result, Exception)), "the worker ended the stream")
+        log.warning("lost worker %s at %s: %s", welcome.worker_id, self.address, why)
+        # At once, before the channel is closed: nothing more may be given to this worker.
+        self._forget(why)
 
     def _forget(self, why: str) -> None:
         if self.attachment is None:
@@ -311,3 +306,9 @@ class WorkerClient:
                 per_sequence_ms=model.per_sequence_ms,
                 per_kv_token_ms=model.per_kv_token_ms,
             )
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or repr(error)

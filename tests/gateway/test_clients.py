@@ -184,3 +184,18 @@ def test_client_sockets_do_not_delay_small_packets() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(check())
+
+
+async def test_the_head_of_a_request_is_bounded() -> None:
+    async with running_gateway(FakeWorker()) as running:
+        reader, writer = await connect(running)
+        writer.write(b"GET /health HTTP/1.1\r\nx: " + b"y" * 100_000)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        # Requests on one connection are counted one by one.
+        reader, writer = await connect(running)
+        for _ in range(3):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 50_000 + b"\r\n\r\n")
+            assert b" 200 " in await reader.readline()
+            await reader.readuntil(b'{"status":"ok"}')
+        writer.close()

@@ -56,7 +56,9 @@ async def running_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """Workers and a gateway that is attached to all of them."""
     async with fake_workers(*workers) as addresses:
-        gateway = Gateway(dataclasses.replace(DEFAULTS, worker=addresses, **options), ApiKeys(keys), "gateway-test")
+        gateway = Gateway(
+            dataclasses.replace(DEFAULTS, **{"worker": addresses, **options}), ApiKeys(keys), "gateway-test"
+        )
         listener = listen("127.0.0.1", 0)
         server = create_server(gateway)
         gateway.start()
