@@ -18,18 +18,15 @@ SCRATCH_BYTES = 4 << 20
 """Enough for a transfer to reach its full rate, too little to matter."""
 
 
-def memory_view(address: int, length_bytes: int) -> memoryview:
-    """The memory itself (writable, no copy). Who asks must know that it stays allocated."""
-    return memoryview((ctypes.c_ubyte * length_bytes).from_address(address)).cast("B")
-
-
 class LocalMemory:
     def __init__(self, region: Region, scratch_bytes: int = SCRATCH_BYTES) -> None:
         self.region = region
         self.scratch_bytes = scratch_bytes
         # Anonymous pages: page-aligned, and none is touched before the first measurement.
-        self._scratch = mmap.mmap(-1, scratch_bytes)
-        self.scratch_address = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._scratch))
+        scratch = mmap.mmap(-1, scratch_bytes)
+        self.scratch_address = ctypes.addressof(ctypes.c_ubyte.from_buffer(scratch))
+        self._scratch = memoryview(scratch)
+        self._pool = memoryview((ctypes.c_ubyte * region.length_bytes).from_address(region.address)).cast("B")
 
     def address(self, local_offset_bytes: int, length_bytes: int) -> int:
         """Where a range of local offsets lies. Raises TransportError when it is in neither region."""
@@ -46,7 +43,12 @@ class LocalMemory:
         )
 
     def view(self, local_offset_bytes: int, length_bytes: int) -> memoryview:
-        return memory_view(self.address(local_offset_bytes, length_bytes), length_bytes)
+        """The memory of a range of local offsets, writable, no copy."""
+        self.address(local_offset_bytes, length_bytes)
+        pool = self.region.length_bytes
+        if local_offset_bytes < pool:
+            return self._pool[local_offset_bytes : local_offset_bytes + length_bytes]
+        return self._scratch[local_offset_bytes - pool : local_offset_bytes - pool + length_bytes]
 
     def pool_view(self, offset_bytes: int, length_bytes: int) -> memoryview:
         """A range that a peer wants to read: inside the pool, or TransportError."""
@@ -55,7 +57,7 @@ class LocalMemory:
             raise TransportError(
                 f"range [{offset_bytes}, {end}) is not inside the pool of {self.region.length_bytes} bytes"
             )
-        return memory_view(self.region.address + offset_bytes, length_bytes)
+        return self._pool[offset_bytes:end]
 
 
 def check_ranges(memory: LocalMemory, ranges: Sequence[ReadRange], remote_bytes: int) -> None:
