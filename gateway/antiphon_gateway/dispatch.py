@@ -174,6 +174,7 @@ class Dispatcher:
     def accepted(self, attempt: Attempt) -> None:
         now = attempt.heard_at = time.monotonic()
         self._answered(attempt)
+        attempt.choice.flight.ticket.span.add_event("accepted", {"choice": attempt.choice.index})
         for _, pledge in attempt.pledges:
             pledge.accepted_at = now
 
@@ -223,6 +224,7 @@ class Dispatcher:
             flight.metrics.inter_token_s.observe(now - previous)
         elif not flight.has_token:
             flight.has_token = True
+            flight.ticket.span.add_event("first token")
             flight.metrics.first_token_s.observe(now - flight.began_at)
 
     def failed(self, attempt: Attempt, why: str) -> None:

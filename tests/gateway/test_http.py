@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from antiphon_gateway.auth import ApiKeys, ApiKeysError, cache_salt
 from antiphon_proto import worker_pb2 as pb
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.support.fake_worker import FakeWorker, answer_bytes, byte_card, byte_tokenizer, tokens
 from tests.support.gateway import RunningGateway, eventually, running_gateway
@@ -306,6 +309,31 @@ async def test_the_callers_trace_goes_on_to_the_worker() -> None:
         response = await running.client.post("/v1/chat/completions", json=CHAT, headers={"traceparent": parent})
         assert response.status_code == 200
         assert worker.submits[0].traceparent.split("-")[1] == parent.split("-")[1]
+
+
+async def test_a_request_is_one_span_with_its_story() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    worker = FakeWorker()
+    async with running_gateway(worker) as running:
+        running.gateway._tracer = provider.get_tracer("test")
+        await submitted(running, worker, "/v1/chat/completions", CHAT)
+        await running.client.post("/v1/chat/completions", json={**CHAT, "n": 99})
+        await eventually(lambda: len(exporter.get_finished_spans()) == 2)
+    good, bad = exporter.get_finished_spans()
+    assert [event.name for event in good.events] == ["submitted", "accepted", "first token"]
+    assert good.events[0].attributes is not None
+    assert good.events[0].attributes["decode"] == "worker-1"
+    assert good.attributes is not None
+    assert good.attributes["gen_ai.usage.output_tokens"] == 4
+    assert good.attributes["http.response.status_code"] == 200
+    assert good.context is not None
+    assert worker.submits[0].traceparent.split("-")[1:3] == [
+        format(good.context.trace_id, "032x"),
+        format(good.context.span_id, "016x"),
+    ]
+    assert not bad.status.is_ok
 
 
 async def test_many_streams_at_once_are_all_whole() -> None:

@@ -3,6 +3,8 @@ decoded on another."""
 
 from __future__ import annotations
 
+import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -40,3 +42,26 @@ async def test_case(running: RunningGateway, case: str) -> None:
 async def test_nothing_is_left_on_the_workers(running: RunningGateway, workers: list[WorkerProcess]) -> None:
     for worker in workers:
         await worker.until_idle()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_stream_whose_worker_dies_or_freezes_ends_with_an_error(tmp_path: Path, number: signal.Signals) -> None:
+    async with Workers(tmp_path) as started:
+        worker = await started.start("--role", "both")
+        async with running_gateway(worker=(worker.ready.address,)) as running:
+            await eventually(lambda: len(running.gateway.fleet.workers()) == 1)
+            (model,) = running.gateway.models
+            body = {"model": model.name, "prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+            lines: list[str] = []
+            async with running.client.stream("POST", "/v1/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    if line:
+                        lines.append(line.removeprefix("data: "))
+                    if len(lines) == 5:
+                        worker.send_signal(number)
+            assert response.status_code == 200
+            assert "[DONE]" not in lines
+            assert json.loads(lines[-1])["error"]["code"] == "worker_failed"
+            await eventually(lambda: running.at_rest)
+            refused = await running.client.post("/v1/completions", json={**body, "stream": False})
+            assert refused.status_code == 503
