@@ -280,15 +280,22 @@ class DecodeRequest:
             self._sink.step(wire.RequestStep(finish=wire.Finish.FINISH_ERROR, error=message, usage=self._usage()))
             self._end("error")
 
+    def _let_go(self) -> None:
+        # Also after a finish of the engine's own, where it is ignored.
+        self._context.engine.cancel(self._engine_id)
+
     def _end(self, ending: str) -> None:
         if self._over:
             return
         self._over = True
         self._context.bridge.unsubscribe(self._engine_id)
-        if self._prepare is not None and self._prepare is not asyncio.current_task():
-            self._prepare.cancel()
-        # Also after a finish of the engine's own, where it is ignored.
-        self._context.engine.cancel(self._engine_id)
+        prepare = self._prepare
+        if prepare is None or prepare.done() or prepare is asyncio.current_task():
+            self._let_go()
+        else:
+            # A pull that is about to begin must not find its blocks given to somebody else.
+            prepare.add_done_callback(lambda _: self._let_go())
+            prepare.cancel()
         self._context.metrics.requests.labels("decode", ending).inc()
         self._span.set_attribute("antiphon.ending", ending)
         self._span.set_attribute("antiphon.completion_tokens", self._text.tokens)

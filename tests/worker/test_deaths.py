@@ -212,6 +212,7 @@ async def test_cancelled_at_any_point_nothing_leaks(workers):
             assert tokens is None or tokens == expected[number]
         await decode.until_idle()
         await prefill.until_idle()
+        assert "Traceback" not in decode.log + prefill.log
         # And both still work.
         after = await client.run(client.submission(prompts[0], prefill=[prefill], cache_salt=b"new", max_tokens=24))
         assert after.token_ids == expected[0]
