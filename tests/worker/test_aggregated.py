@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from antiphon_proto import worker_pb2 as wire
 
 from tests.support.workers import (
@@ -18,28 +20,33 @@ from tests.support.workers import (
     within,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def workers(tmp_path):
+    """For tests that need a worker of their own."""
     async with Workers(tmp_path) as started:
         yield started
 
 
-@pytest.fixture
-async def worker(workers) -> WorkerProcess:
-    return await workers.start("--role", "both")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker(tmp_path_factory) -> AsyncIterator[WorkerProcess]:
+    """One worker for all tests that leave it as they found it."""
+    async with Workers(tmp_path_factory.mktemp("shared")) as started:
+        yield await started.start("--role", "both")
 
 
 async def test_a_request_is_answered_with_tokens_text_and_usage(worker):
     async with AttachClient(worker) as client:
-        answer = await client.run(client.submission(prompt_of(150), max_tokens=6))
+        answer = await client.run(client.submission(prompt_of(150, seed=77), max_tokens=6))
         assert len(answer.token_ids) == 6
         assert len(answer.text) == 6  # the timed model's tokens are single printable characters
         assert answer.finish == wire.Finish.FINISH_LENGTH
         assert answer.usage.prompt_tokens == 150
         assert answer.usage.completion_tokens == 6
         assert answer.usage.cached_tokens == 0
-        again = await client.run(client.submission(prompt_of(150), max_tokens=6))
+        again = await client.run(client.submission(prompt_of(150, seed=77), max_tokens=6))
         assert again.token_ids == answer.token_ids
         assert again.usage.cached_tokens == 128
     await worker.until_idle()
@@ -174,8 +181,9 @@ async def test_a_gateway_that_does_not_read_is_broken_off(workers):
     await worker.until_idle()
 
 
-async def test_draining_refuses_new_requests_and_finishes_the_running(worker):
+async def test_draining_refuses_new_requests_and_finishes_the_running(workers):
     """ai-dynamo/dynamo#13565: scale-down lets running requests end."""
+    worker = await workers.start("--role", "both")
     async with AttachClient(worker) as client:
         submit = client.submission(prompt_of(30), max_tokens=300)
         await client.submit(submit)
@@ -190,7 +198,8 @@ async def test_draining_refuses_new_requests_and_finishes_the_running(worker):
         assert await worker.terminate() == 0
 
 
-async def test_a_second_signal_ends_a_drain_at_once(worker):
+async def test_a_second_signal_ends_a_drain_at_once(workers):
+    worker = await workers.start("--role", "both")
     async with AttachClient(worker) as client:
         await client.submit(client.submission(prompt_of(30), max_tokens=100_000))
         worker.process.terminate()
