@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+TINY_HEAD_DIM = 32
+
 _COMMON: dict[str, Any] = {
     "vocab_size": 200,
     "hidden_size": 96,
@@ -29,7 +32,7 @@ _COMMON: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
-    "head_dim": 32,
+    "head_dim": TINY_HEAD_DIM,
     "max_position_embeddings": 512,
     "initializer_range": 0.2,
     "bos_token_id": 1,
@@ -172,3 +175,13 @@ def reference_tokens(model: PreTrainedModel, prompt: list[int], max_tokens: int)
         pad_token_id=0,
     )
     return [int(token) for token in out[0, len(prompt) :]]
+
+
+def pool_content(executor: Executor) -> torch.Tensor:
+    """A copy of the whole pool, [block, kv_head, layer, 2, token, dim], read through its address as a peer would."""
+    kv, info = executor.kv, executor.info
+    raw = ctypes.string_at(kv.address, kv.length_bytes)
+    per_token = kv.block_bytes // (info.kv_heads * info.layers * 2 * info.block_tokens)
+    dtype = torch.float32 if per_token == 4 * TINY_HEAD_DIM else torch.bfloat16
+    shape = (kv.num_blocks, info.kv_heads, info.layers, 2, info.block_tokens, TINY_HEAD_DIM)
+    return torch.frombuffer(bytearray(raw), dtype=dtype).view(shape)

@@ -64,7 +64,10 @@ class AttentionKernel(Protocol):
         scale: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        """Write keys and values [rows, kv_heads, dim] to the pool; attend for queries [rows, heads, dim]: as queries."""
+        """Write keys and values [rows, kv_heads, dim] to the pool; attend for queries [rows, heads, dim].
+
+        Returns what the queries attended to, in their shape and dtype.
+        """
         ...
 
 
@@ -91,7 +94,7 @@ class _Chunk:
 
 
 class PagedStep:
-    """One step as attention sees it: where each row's KV goes and what it attends to. Built once, used by all layers."""
+    """One step as attention sees it: where each row's KV goes and what it attends to. Built once for all layers."""
 
     def __init__(self, batch: StepBatch, cache: KvCache, kernel: AttentionKernel | None) -> None:
         self.batch = batch
@@ -177,7 +180,10 @@ def _attend(
     scale: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """queries [sequences, tokens, heads, dim], tables [sequences, blocks], positions [sequences, tokens]: as queries."""
+    """Attention of queries [sequences, tokens, heads, dim], in their shape.
+
+    tables [sequences, blocks], positions [sequences, tokens].
+    """
     sequences, tokens, heads, dim = queries.shape
     kv_heads = pool.shape[1]
     group = heads // kv_heads

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -61,10 +62,12 @@ class TorchExecutor(Executor):
         sampler: TokenSampler,
         threads: int = 0,
         kernels: bool = True,
+        cache_dir: Path | None = None,
     ) -> None:
         """Raises ValueError for a model that cannot run here.
 
         `threads`: compute threads; 0 keeps torch's choice. `kernels`: False never uses compiled code.
+        `cache_dir`: where compiled code is kept; None: the default one.
         """
         reason = unsupported_reason(model.config)
         if reason is not None:
@@ -87,10 +90,10 @@ class TorchExecutor(Executor):
         self._attention_kernel: AttentionKernel | None = None
         self._decoder: NativeDecoder | None = None
         if kernels:
-            self._use_kernels(model)
+            self._use_kernels(model, cache_dir)
 
-    def _use_kernels(self, model: PreTrainedModel) -> None:
-        library = typed_library()
+    def _use_kernels(self, model: PreTrainedModel, cache_dir: Path | None) -> None:
+        library = typed_library(cache_dir / "kernels" if cache_dir else None)
         if library is None:
             return
         obstacle = attention_obstacle(library, self._cache)

@@ -4,19 +4,18 @@ The layout is `[block][kv_head][layer][k|v][token][dim]`: a whole block is one c
 shape, and the part of one KV head is one contiguous read for a peer with another tensor-parallel size. Inside a step a
 kernel walks one (block, head, layer) at a time, which is contiguous too.
 
-The region is an anonymous mapping: pages appear when they are first written, start at zero (so that a masked position
-can never hold a NaN), and may be huge pages where the system has them. What may fail is the mapping itself
-(`MemoryError` with the size in it); the loader checks memory before.
+Its pages appear when they are first written and start at zero, so that a masked position can never hold a NaN. What may
+fail is the mapping itself (`MemoryError` with the size in it); the loader checks memory before.
 """
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 
 import torch
 
 from antiphon_engine.interface import KvMemory
+from antiphon_engine.torch_engine.huge_pages import map_region
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +41,7 @@ class KvCache:
         self.num_blocks = num_blocks
         self.dtype = dtype
         length_bytes = shape.block_bytes(dtype) * num_blocks
-        try:
-            self._region = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise MemoryError(
-                f"no memory for a KV pool of {length_bytes / 1e9:.1f} GB ({num_blocks} blocks): ask for fewer blocks"
-            ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                self._region.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel built without huge pages: the same memory in small pages
+        self._region = map_region(length_bytes)
         self.tensor = torch.frombuffer(self._region, dtype=dtype).view(
             num_blocks, shape.kv_heads, shape.layers, 2, shape.block_tokens, shape.head_dim
         )

@@ -35,7 +35,8 @@ def weights_bytes(config: Any, dtype: torch.dtype) -> int:
     """Bytes of all parameters (shared ones once) in `dtype`."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    count = sum(int(parameter.numel()) for parameter in model.parameters())
+    return count * dtype.itemsize
 
 
 def estimate_bytes(config: Any, dtype: torch.dtype, num_blocks: int, block_tokens: int) -> int:

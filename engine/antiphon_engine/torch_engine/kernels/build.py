@@ -23,14 +23,14 @@ import tempfile
 from pathlib import Path
 
 # The library uses the OpenMP runtime that torch has loaded (same soname), so both share one team of threads.
-import torch  # noqa: F401
+import torch
 
 from antiphon_engine.torch_engine.demo import default_cache_dir
 
 logger = logging.getLogger("antiphon.engine.kernels")
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
-_FLAGS = ("-O3", "-std=c++17", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno")
+_FLAGS = ("-O3", "-std=c++20", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno")
 _BUILD_TIMEOUT_S = 180.0
 
 
@@ -39,10 +39,10 @@ class BuildFailed(Exception):
 
 
 @functools.cache
-def kernel_library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None (said in one log line). Decided once a process."""
+def kernel_library(folder: Path | None = None) -> ctypes.CDLL | None:
+    """The compiled kernels, kept in `folder` (default: the cache folder's `kernels`), or None, said in one log line."""
     try:
-        return load(build(default_cache_dir() / "kernels"))
+        return load(build(folder or default_cache_dir() / "kernels"))
     except BuildFailed as error:
         logger.warning("no compiled kernels, slower torch operations are used instead: %s", error)
         return None

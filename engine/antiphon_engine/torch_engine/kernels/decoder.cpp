@@ -39,6 +39,7 @@ constexpr int kPanel = 2 * kLanes;
 constexpr int kRowChunk = 8 * kTileRows;  // rows of one work item
 constexpr int kKeys = 64;                 // keys looked at in one go
 constexpr int kQueryRows = 8 * kTileRows; // query rows (tokens times heads of a group) of one attention item
+constexpr int kPrefetch = 4096;           // bytes ahead: a panel's next page, which no hardware looks up in time
 constexpr float kNever = -1e30f;
 
 typedef float VF __attribute__((vector_size(kLanes * 4), aligned(4)));
@@ -122,6 +123,8 @@ void tile(const float* x, int64_t ldx, const Bf16* panel, int k, float* out, int
   const VU* pairs = reinterpret_cast<const VU*>(panel);
   for (int i = 0; i < k; i += 2, pairs += 2) {
     const VU left = pairs[0], right = pairs[1];
+    __builtin_prefetch(reinterpret_cast<const char*>(pairs) + kPrefetch, 0, 2);
+    __builtin_prefetch(reinterpret_cast<const char*>(pairs + 1) + kPrefetch, 0, 2);
     const VF left_even = (VF)(left << 16), left_odd = (VF)(left & 0xffff0000u);
     const VF right_even = (VF)(right << 16), right_odd = (VF)(right & 0xffff0000u);
     for (int r = 0; r < R; ++r) {
@@ -155,17 +158,48 @@ inline void split_rows(int rows, F use) {
   }
 }
 
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// What the threads of a step share. Waiting threads spin for a few microseconds, as long as phases usually differ, and
+// then sleep: where other processes want the cores (a prefill worker beside a decode worker), a spinning thread would
+// keep the very thread from running that it waits for.
+struct Team {
+  static constexpr int kSpins = 1000;
+  std::vector<std::atomic<int>> counters;
+  std::atomic<int> arrived{0}, round{0};
+
+  explicit Team(int phases) : counters(phases) {}
+
+  void wait(int threads) {
+    const int now = round.load(std::memory_order_acquire);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+      arrived.store(0, std::memory_order_relaxed);
+      round.store(now + 1, std::memory_order_release);
+      round.notify_all();
+      return;
+    }
+    for (int i = 0; i < kSpins; ++i) {
+      if (round.load(std::memory_order_acquire) != now) return;
+      relax();
+    }
+    round.wait(now, std::memory_order_acquire);
+  }
+};
+
 // One thread's place in the step: all threads go through the same phases in the same order.
 struct Worker {
-  std::atomic<int>* counters;
-  int thread;
-  int phase = 0;
+  Team& team;
+  int thread = omp_get_thread_num(), threads = omp_get_num_threads(), phase = 0;
 
   template <class F>
   void each(int items, F work) {
-    std::atomic<int>& next = counters[phase++];
+    std::atomic<int>& next = team.counters[phase++];
     for (int item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) work(item);
-#pragma omp barrier
+    team.wait(threads);
   }
 };
 
@@ -313,71 +347,175 @@ void pack_keys(const T* keys, int count, int dim, void* panels) {
   }
 }
 
+// Decoding has so few query rows (the heads of one group) that making panels of keys and values would cost more than
+// using them: each key and value row is widened in registers instead. A bf16 row comes out of that with the even and
+// the odd elements of each kPanel apart; queries are put into that order before, results back after (`spread`).
+constexpr int kFewRows = 8;
+
+inline void widen_panel(const float* from, VF* low, VF* high) { *low = load(from), *high = load(from + kLanes); }
+inline void widen_panel(const Bf16* from, VF* low, VF* high) {
+  const VU pairs = *reinterpret_cast<const VU*>(from);
+  *low = (VF)(pairs << 16), *high = (VF)(pairs & 0xffff0000u);
+}
+template <class T>
+inline int spread(int d) {
+  if (sizeof(T) == 4) return d;
+  return d - d % kPanel + d % 2 * kLanes + d % kPanel / 2;
+}
+
+// The sums of kLanes vectors as one vector, in order. Two vectors whose partial sums lie in groups of G lanes become
+// one with groups of G / 2.
+template <int G, int... I>
+inline VF merge_groups(VF a, VF b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I / (G / 2) * G + I % (G / 2))...) +
+         __builtin_shufflevector(a, b, (I / (G / 2) * G + I % (G / 2) + G / 2)...);
+}
+template <int Count>
+inline VF sums_of(const VF* vectors) {
+  if constexpr (Count == 1) {
+    return *vectors;
+  } else {
+    return merge_groups<2 * kLanes / Count>(sums_of<Count / 2>(vectors), sums_of<Count / 2>(vectors + Count / 2),
+                                            std::make_integer_sequence<int, kLanes>());
+  }
+}
+
+template <class T>
+inline void prefetch_panel(const T* from) {
+  for (int i = 0; i < kPanel; i += 64 / int(sizeof(T))) __builtin_prefetch(from + i);
+}
+
+// `next`: the keys that are looked at after these, fetched meanwhile.
+template <class T, int R>
+void few_scores(const float* q, const T* keys, const T* next, int count, int dim, float* scores) {
+  for (int first = 0; first < count; first += kLanes) {
+    VF sums[R][kLanes] = {};
+    for (int t = 0; t < std::min(kLanes, count - first); ++t, keys += dim, next += dim) {
+      VF row[R] = {};
+      for (int d = 0; d < dim; d += kPanel) {
+        VF low, high;
+        widen_panel(keys + d, &low, &high);
+        prefetch_panel(next + d);
+        for (int r = 0; r < R; ++r) row[r] += low * load(q + r * dim + d), row[r] += high * load(q + r * dim + d + kLanes);
+      }
+      for (int r = 0; r < R; ++r) sums[r][t] = row[r];
+    }
+    for (int r = 0; r < R; ++r) store(scores + r * kKeys + first, sums_of<kLanes>(sums[r]));
+  }
+}
+
+template <class T, int R>
+void few_values(const float* weights, const T* values, const T* next, int count, int dim, float* out) {
+  for (int d = 0; d < dim; d += kPanel) {
+    VF sums[R][2];
+    for (int r = 0; r < R; ++r) sums[r][0] = load(out + r * dim + d), sums[r][1] = load(out + r * dim + d + kLanes);
+    for (int t = 0; t < count; ++t) {
+      VF low, high;
+      widen_panel(values + t * dim + d, &low, &high);
+      prefetch_panel(next + t * dim + d);
+      for (int r = 0; r < R; ++r) sums[r][0] += low * weights[r * kKeys + t], sums[r][1] += high * weights[r * kKeys + t];
+    }
+    for (int r = 0; r < R; ++r) store(out + r * dim + d, sums[r][0]), store(out + r * dim + d + kLanes, sums[r][1]);
+  }
+}
+
+template <class T>
+struct Few {
+  void (*scores)(const float*, const T*, const T*, int, int, float*);
+  void (*values)(const float*, const T*, const T*, int, int, float*);
+};
+template <class T, int... R>
+constexpr std::array<Few<T>, sizeof...(R)> few_rows(std::integer_sequence<int, R...>) {
+  return {Few<T>{few_scores<T, R + 1>, few_values<T, R + 1>}...};
+}
+template <class T>
+constexpr auto kFew = few_rows<T>(std::make_integer_sequence<int, kFewRows>());
+
+// Turns the scores of one query row into weights and scales down what the row has summed so far. The row sees keys
+// `low` to `high` of this piece's `count`.
+void softmax_piece(float* score, int low, int high, int count, float* top, float* total, float* out, int dim) {
+  if (low >= high) {
+    std::fill_n(score, count, 0.0f);
+    return;
+  }
+  std::fill_n(score, low, kNever);
+  std::fill_n(score + high, kKeys - high, kNever);
+  VF most = load(score);
+  for (int t = kLanes; t < count; t += kLanes) {
+    const VF next = load(score + t);
+    most = choose(next > most, next, most);
+  }
+  const float new_top = std::max(*top, largest(most));
+  VF sums = {};
+  for (int t = 0; t < count; t += kLanes) {
+    const VF weight = exponential(load(score + t) - new_top);
+    sums += weight;
+    store(score + t, weight);
+  }
+  const float keep = std::exp(*top - new_top);
+  *total = *total * keep + sum(sums);
+  *top = new_top;
+  for (int d = 0; d < dim; d += kLanes) store(out + d, load(out + d) * keep);
+}
+
 template <class T>
 void attend(const AntiphonPool& pool, const AntiphonBatch& batch, int layer, int window, float scale, const Span& span,
             int head, const float* query, int64_t ldq, float* out, int64_t ldout, AttentionScratch& scratch) {
   const int dim = pool.head_dim, group = pool.heads / pool.kv_heads, rows = span.tokens * group;
+  const bool few = rows <= kFewRows;
   float *q = scratch.query.data(), *o = scratch.out.data(), *s = scratch.scores.data();
-  T* keys = reinterpret_cast<T*>(scratch.keys.data());
+  T* panels = reinterpret_cast<T*>(scratch.keys.data());
   for (int r = 0; r < rows; ++r) {
     const float* from = query + (span.row + r / group) * ldq + (head * group + r % group) * dim;
-    for (int d = 0; d < dim; ++d) q[r * dim + d] = from[d] * scale;
+    for (int d = 0; d < dim; ++d) q[r * dim + (few ? spread<T>(d) : d)] = from[d] * scale;
   }
   std::fill_n(o, rows * dim, 0.0f);
   std::fill_n(scratch.top.data(), rows, kNever);
   std::fill_n(scratch.total.data(), rows, 0.0f);
   const int end = span.position + span.tokens;
-  const int begin = window > 0 ? std::max(0, span.position - window + 1) : 0;
-  for (int first = begin; first < end;) {
+  int first = window > 0 ? std::max(0, span.position - window + 1) : 0;
+  for (int count; first < end; first += count) {
     const int slot = first % pool.block_tokens;
-    const int count = std::min({kKeys, pool.block_tokens - slot, end - first});
+    count = std::min({kKeys, pool.block_tokens - slot, end - first});
     const int block = batch.tables[int64_t(span.sequence) * batch.table_width + first / pool.block_tokens];
-    pack_keys(pool_at<T>(pool, block, head, layer, 0, slot), count, dim, keys);
+    const T* keys = pool_at<T>(pool, block, head, layer, 0, slot);
     const T* values = pool_at<T>(pool, block, head, layer, 1, slot);
-    for (int t = 0; t < count; ++t)
-      for (int d = 0; d < dim; d += kLanes)
-        store(&scratch.values[(int64_t(d / kPanel) * kKeys + t) * kPanel + d % kPanel], load(values + t * dim + d));
-    split_rows(rows, [&](int row, int n) {
-      std::fill_n(s + row * kKeys, n * kKeys, 0.0f);
-      for (int t = 0; t < count; t += kPanel)
-        kTiles<T>[n - 1](q + row * dim, dim, keys + t * dim, dim, s + row * kKeys + t, kKeys);
-      for (int r = row; r < row + n; ++r) {
-        float* score = s + r * kKeys;
-        const int position = span.position + r / group;
-        const int low = window > 0 ? std::max(0, position - window + 1 - first) : 0;
-        const int high = std::min(count, position + 1 - first);
-        if (low >= high) {
-          std::fill_n(score, count, 0.0f);
-          continue;
-        }
-        std::fill_n(score, low, kNever);
-        std::fill_n(score + high, kKeys - high, kNever);
-        VF most = load(score);
-        for (int t = kLanes; t < count; t += kLanes) {
-          const VF next = load(score + t);
-          most = choose(next > most, next, most);
-        }
-        const float top = std::max(scratch.top[r], largest(most));
-        VF sums = {};
-        for (int t = 0; t < count; t += kLanes) {
-          const VF weight = exponential(load(score + t) - top);
-          sums += weight;
-          store(score + t, weight);
-        }
-        const float keep = std::exp(scratch.top[r] - top);
-        scratch.total[r] = scratch.total[r] * keep + sum(sums);
-        scratch.top[r] = top;
-        for (int d = 0; d < dim; d += kLanes) store(o + r * dim + d, load(o + r * dim + d) * keep);
-      }
-      for (int d = 0; d < dim; d += kPanel)
-        kTiles<float>[n - 1](s + row * kKeys, kKeys, &scratch.values[int64_t(d) * kKeys], count, o + row * dim + d, dim);
-    });
-    first += count;
+    const int after = std::min(first + count, end - 1);
+    const int next = batch.tables[int64_t(span.sequence) * batch.table_width + after / pool.block_tokens];
+    const T* next_keys = pool_at<T>(pool, next, head, layer, 0, after % pool.block_tokens);
+    const T* next_values = pool_at<T>(pool, next, head, layer, 1, after % pool.block_tokens);
+    if (few) {
+      kFew<T>[rows - 1].scores(q, keys, next_keys, count, dim, s);
+    } else {
+      pack_keys(keys, count, dim, panels);
+      for (int t = 0; t < count; ++t)
+        for (int d = 0; d < dim; d += kLanes)
+          store(&scratch.values[(int64_t(d / kPanel) * kKeys + t) * kPanel + d % kPanel], load(values + t * dim + d));
+      std::fill_n(s, rows * kKeys, 0.0f);
+      split_rows(rows, [&](int row, int n) {
+        for (int t = 0; t < count; t += kPanel)
+          kTiles<T>[n - 1](q + row * dim, dim, panels + t * dim, dim, s + row * kKeys + t, kKeys);
+      });
+    }
+    for (int r = 0; r < rows; ++r) {
+      const int position = span.position + r / group;
+      const int low = window > 0 ? std::max(0, position - window + 1 - first) : 0;
+      const int high = std::min(count, position + 1 - first);
+      softmax_piece(s + r * kKeys, low, high, count, &scratch.top[r], &scratch.total[r], o + r * dim, dim);
+    }
+    if (few) {
+      kFew<T>[rows - 1].values(s, values, next_values, count, dim, o);
+    } else {
+      split_rows(rows, [&](int row, int n) {
+        for (int d = 0; d < dim; d += kPanel)
+          kTiles<float>[n - 1](s + row * kKeys, kKeys, &scratch.values[d * kKeys], count, o + row * dim + d, dim);
+      });
+    }
   }
   for (int r = 0; r < rows; ++r) {
     float* to = out + (span.row + r / group) * ldout + (head * group + r % group) * dim;
-    const float scale_out = 1.0f / scratch.total[r];
-    for (int d = 0; d < dim; ++d) to[d] = o[r * dim + d] * scale_out;
+    const float down = 1.0f / scratch.total[r];
+    for (int d = 0; d < dim; ++d) to[d] = o[r * dim + (few ? spread<T>(d) : d)] * down;
   }
 }
 
@@ -416,11 +554,11 @@ void step(const AntiphonModel& model, const AntiphonBatch& batch, float* logits)
   const std::vector<int> sequence = row_sequences(batch);
   const std::vector<Span> spans = attention_spans(pool, batch);
   std::vector<AttentionScratch> scratch = attention_scratch(pool, model.threads);
-  std::vector<std::atomic<int>> counters(pool.layers * 9 + 4);
+  Team team(pool.layers * 8 + 4);
 
 #pragma omp parallel num_threads(model.threads)
   {
-    Worker worker{counters.data(), omp_get_thread_num()};
+    Worker worker{team};
     worker.each(rows, [&](int row) {
       const T* from = static_cast<const T*>(model.embedding) + int64_t(batch.tokens[row]) * hidden;
       for (int i = 0; i < hidden; ++i) x[int64_t(row) * hidden + i] = widen(from[i]);
@@ -490,10 +628,10 @@ void attention(const AntiphonPool& pool, const AntiphonBatch& batch, int layer, 
   const std::vector<int> sequence = row_sequences(batch);
   const std::vector<Span> spans = attention_spans(pool, batch);
   std::vector<AttentionScratch> scratch = attention_scratch(pool, threads);
-  std::vector<std::atomic<int>> counters(2);
+  Team team(2);
 #pragma omp parallel num_threads(threads)
   {
-    Worker worker{counters.data(), omp_get_thread_num()};
+    Worker worker{team};
     worker.each(batch.rows, [&](int row) {
       for (int head = 0; head < pool.kv_heads; ++head) {
         const int64_t at = int64_t(row) * kv_size + head * pool.head_dim;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from antiphon_engine.torch_engine.huge_pages import Arena
 from antiphon_engine.torch_engine.kernels.build import kernel_library
 from antiphon_engine.torch_engine.kv_cache import KvCache
 from antiphon_engine.torch_engine.step_batch import StepBatch
@@ -95,8 +97,9 @@ class KernelLibrary:
     attention: Callable[..., int]
 
 
-def typed_library() -> KernelLibrary | None:
-    library = kernel_library()
+def typed_library(folder: Path | None = None) -> KernelLibrary | None:
+    """The compiled functions, built into `folder` if need be; None where that is not possible."""
+    library = kernel_library(folder)
     if library is None:
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
@@ -196,6 +199,7 @@ class NativeDecoder:
         self._library = library
         self._cache = cache
         self._kept: list[torch.Tensor] = []
+        self._arena = Arena()
         self._bf16 = int(cache.dtype == torch.bfloat16)
         config, stack = model.config, model.model
         attention = stack.layers[0].self_attn
@@ -255,7 +259,8 @@ class NativeDecoder:
         """Panels of the weights' [columns, k], taken in turn (one of the first, one of the second, ...)."""
         columns, k = weights[0].shape
         panels = -(-columns // self._library.panel) * len(weights)
-        packed = torch.empty(panels, k, self._library.panel, dtype=self._cache.dtype)
+        memory = self._arena.take(panels * k * self._library.panel * self._cache.dtype.itemsize)
+        packed = torch.frombuffer(memory, dtype=self._cache.dtype)
         for index, weight in enumerate(weights):
             plain = weight.detach().to(self._cache.dtype).contiguous()
             address, target = plain.data_ptr(), packed.data_ptr()
