@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import grpc
+import grpc.aio
 import pytest
 import pytest_asyncio
 from antiphon_proto import worker_pb2 as wire
+from antiphon_proto.worker_pb2_grpc import WorkerStub
 
 from tests.support.workers import (
     AttachClient,
@@ -61,6 +64,25 @@ async def test_card_and_welcome_name_the_same_model(worker):
         assert card.model == "timed"
         assert card.tokenizer_json
         assert client.welcome.queue.total_blocks > 0
+
+
+async def test_the_first_message_is_the_welcome_also_when_hello_is_late(worker):
+    async with grpc.aio.insecure_channel(worker.ready.address) as channel:
+        call = WorkerStub(channel).Attach()
+        await call.wait_for_connection()
+        await asyncio.sleep(0.8)  # more than a heartbeat's interval, less than the deadline of Hello
+        await call.write(wire.GatewayMessage(hello=wire.Hello(gateway_id="late", heartbeat_ms=500)))
+        first = await within(10, call.read())
+        assert first.HasField("welcome")
+        call.cancel()
+
+
+async def test_a_stream_without_hello_is_ended(worker):
+    async with grpc.aio.insecure_channel(worker.ready.address) as channel:
+        call = WorkerStub(channel).Attach()
+        await call.write(wire.GatewayMessage(heartbeat=wire.Heartbeat()))
+        assert await within(10, call.code()) == grpc.StatusCode.UNAVAILABLE
+        assert "Hello" in await call.details()
 
 
 async def test_one_message_carries_all_requests_of_a_step(worker):

@@ -116,6 +116,7 @@ class _Session:
         self._stream = stream
         self._loop = asyncio.get_running_loop()
         self._gateway_id = "?"
+        self._welcomed = False
         self._requests: dict[int, LiveRequest] = {}
         self._steps: list[wire.RequestStep] = []
         self._outgoing: deque[wire.WorkerMessage] = deque()
@@ -196,6 +197,7 @@ class _Session:
 
     def _welcome(self, hello: wire.Hello) -> None:
         self._gateway_id = hello.gateway_id
+        self._welcomed = True
         self._lost_after_s = max(self._context.lost_after_s, 3 * hello.heartbeat_ms / 1000.0)
         self._heard_at = self._loop.time()
         identity = self._context.identity
@@ -271,7 +273,7 @@ class _Session:
                 return self.break_off(f"the gateway was not heard for {self._lost_after_s:.1f} s")
             if self._write_began_at is not None and now - self._write_began_at > self._lost_after_s:
                 return self.break_off(f"the gateway did not read for {self._lost_after_s:.1f} s")
-            if not self._outgoing and now - self._sent_at >= interval_s * 0.5:
+            if self._welcomed and not self._outgoing and now - self._sent_at >= interval_s * 0.5:
                 self._send(wire.WorkerMessage(heartbeat=wire.Heartbeat(queue=self._context.load.now())))
 
 
