@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from antiphon_engine.torch_engine.huge_pages import Arena
@@ -150,7 +149,8 @@ def _batch(batch: StepBatch) -> _Batch:
     """Valid as long as `batch` lives."""
     arrays = (batch.tokens, batch.positions, batch.row_start, batch.start, batch.tables, batch.sample_rows)
     for array in arrays:
-        assert array.dtype == np.int32 and array.flags.c_contiguous
+        assert array.dtype == np.int32
+        assert array.flags.c_contiguous
     width = batch.tables.shape[1]
     return _Batch(
         batch.rows, batch.sequences, width, len(batch.sample_rows), *(int(array.ctypes.data) for array in arrays)
@@ -227,7 +227,7 @@ class NativeDecoder:
         _raise_on(self._library.step(ctypes.byref(self._model), ctypes.byref(_batch(batch)), logits.data_ptr()))
         return logits
 
-    def _layer(self, layer: nn.Module) -> _Layer:
+    def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         projections: list[Any] = [attention.q_proj, attention.k_proj, attention.v_proj]
         biases = [projection.bias for projection in projections]
