@@ -20,6 +20,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 # The library uses the OpenMP runtime that torch has loaded (same soname), so both share one team of threads.
@@ -48,19 +49,20 @@ def kernel_library(folder: Path | None = None) -> ctypes.CDLL | None:
         return None
 
 
-def build(folder: Path, compiler: str | None = None) -> Path:
+def build(folder: Path, compiler: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
     """The library's path in `folder`, compiled first if it is not there. Raises BuildFailed."""
     compiler = compiler or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise BuildFailed("no C++ compiler on the PATH: install g++")
-    target = folder / f"decoder-{_fingerprint(compiler)}.so"
+    flags = (*_FLAGS, *extra_flags)
+    target = folder / f"decoder-{_fingerprint(compiler, flags)}.so"
     if target.exists():
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
             output = Path(scratch) / target.name
-            _run([compiler, *_FLAGS, str(SOURCE), "-o", str(output)])
+            _run([compiler, *flags, str(SOURCE), "-o", str(output)])
             os.replace(output, target)
     except OSError as error:
         raise BuildFailed(f"the kernels cannot be written to {folder}: {error}") from error
@@ -76,9 +78,9 @@ def load(path: Path) -> ctypes.CDLL:
         raise BuildFailed(f"{path} cannot be loaded: {error}") from error
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, flags: Sequence[str]) -> str:
     digest = hashlib.sha256(SOURCE.read_bytes())
-    for part in (_run([compiler, "--version"]), " ".join(_FLAGS), _cpu_features(), torch.__version__):
+    for part in (_run([compiler, "--version"]), " ".join(flags), _cpu_features(), torch.__version__):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:16]
 

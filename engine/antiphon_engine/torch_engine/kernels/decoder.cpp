@@ -22,6 +22,9 @@
 #include <memory>
 #include <utility>
 #include <vector>
+#ifdef ANTIPHON_PROFILE
+#include <time.h>
+#endif
 
 namespace {
 
@@ -71,15 +74,20 @@ inline VF load(const Bf16* from) {
 inline void store(float* to, VF value) { *reinterpret_cast<VF*>(to) = value; }
 inline VF splat(float value) { return value - VF{}; }
 inline VF choose(VI where, VF yes, VF no) { return (VF)((where & (VI)yes) | (~where & (VI)no)); }
-inline float sum(VF value) {
-  float total = 0;
-  for (int i = 0; i < kLanes; ++i) total += value[i];
-  return total;
+template <int Distance, int... I>
+inline VF swap_lanes(VF value, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(value, value, (I ^ Distance)...);
 }
-inline float largest(VF value) {
-  float most = value[0];
-  for (int i = 1; i < kLanes; ++i) most = std::max(most, value[i]);
-  return most;
+// Combines all lanes; every lane of `value` ends up with the result.
+template <int Distance = kLanes / 2, class F>
+inline float across_lanes(VF value, F combine) {
+  value = combine(value, swap_lanes<Distance>(value, std::make_integer_sequence<int, kLanes>()));
+  if constexpr (Distance > 1) return across_lanes<Distance / 2>(value, combine);
+  return value[0];
+}
+inline VF maximum(VF a, VF b) { return choose(a > b, a, b); }
+inline float sum(VF value) {
+  return across_lanes(value, [](VF a, VF b) { return a + b; });
 }
 
 // e^x to about 2 ulp: 2^n times a polynomial on [-1/2, 1/2].
@@ -164,6 +172,16 @@ inline void relax() {
 #endif
 }
 
+#ifdef ANTIPHON_PROFILE  // benchmarks/engine/profile_step.py: processor seconds of each phase of the last steps
+constexpr int kProfiledPhases = 4096;
+std::atomic<double> profile[kProfiledPhases];
+inline double cpu_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return double(now.tv_sec) + double(now.tv_nsec) * 1e-9;
+}
+#endif
+
 // What the threads of a step share. Waiting threads spin for a few microseconds, as long as phases usually differ, and
 // then sleep: where other processes want the cores (a prefill worker beside a decode worker), a spinning thread would
 // keep the very thread from running that it waits for.
@@ -197,8 +215,15 @@ struct Worker {
 
   template <class F>
   void each(int items, F work) {
-    std::atomic<int>& next = team.counters[phase++];
+    std::atomic<int>& next = team.counters[phase];
+#ifdef ANTIPHON_PROFILE
+    const double before = cpu_seconds();
+#endif
     for (int item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) work(item);
+#ifdef ANTIPHON_PROFILE
+    profile[std::min(phase, kProfiledPhases - 1)] += cpu_seconds() - before;
+#endif
+    ++phase;
     team.wait(threads);
   }
 };
@@ -441,21 +466,21 @@ void softmax_piece(float* score, int low, int high, int count, float* top, float
   std::fill_n(score, low, kNever);
   std::fill_n(score + high, kKeys - high, kNever);
   VF most = load(score);
-  for (int t = kLanes; t < count; t += kLanes) {
-    const VF next = load(score + t);
-    most = choose(next > most, next, most);
-  }
-  const float new_top = std::max(*top, largest(most));
+  for (int t = kLanes; t < count; t += kLanes) most = maximum(load(score + t), most);
+  const float new_top = std::max(*top, across_lanes(most, maximum));
   VF sums = {};
   for (int t = 0; t < count; t += kLanes) {
     const VF weight = exponential(load(score + t) - new_top);
     sums += weight;
     store(score + t, weight);
   }
-  const float keep = std::exp(*top - new_top);
-  *total = *total * keep + sum(sums);
-  *top = new_top;
-  for (int d = 0; d < dim; d += kLanes) store(out + d, load(out + d) * keep);
+  if (new_top > *top) {
+    const float keep = std::exp(*top - new_top);
+    *total *= keep;
+    *top = new_top;
+    for (int d = 0; d < dim; d += kLanes) store(out + d, load(out + d) * keep);
+  }
+  *total += sum(sums);
 }
 
 template <class T>
@@ -660,6 +685,13 @@ int guarded(F work) {
 extern "C" {
 
 int32_t antiphon_panel() { return kPanel; }
+
+#ifdef ANTIPHON_PROFILE
+// Reads and clears what `count` phases took: the embedding, eight a layer, and the head.
+void antiphon_profile(double* seconds, int32_t count) {
+  for (int i = 0; i < std::min(count, kProfiledPhases); ++i) seconds[i] = profile[i].exchange(0.0);
+}
+#endif
 
 // weight [columns][k], row-major, into panels first, first + every, ... of `out`. k is even.
 void antiphon_pack(const void* weight, int32_t bf16, int32_t columns, int32_t k, int32_t first, int32_t every,

@@ -99,8 +99,10 @@ class KernelLibrary:
 def typed_library(folder: Path | None = None) -> KernelLibrary | None:
     """The compiled functions, built into `folder` if need be; None where that is not possible."""
     library = kernel_library(folder)
-    if library is None:
-        return None
+    return None if library is None else with_types(library)
+
+
+def with_types(library: ctypes.CDLL) -> KernelLibrary:
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
     library.antiphon_pack.argtypes = (pointer, integer, integer, integer, integer, integer, pointer)
     library.antiphon_pack.restype = None
