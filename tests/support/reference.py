@@ -95,20 +95,20 @@ def sampling_of(index: int, max_tokens: int = OUTPUT_TOKENS) -> Sampling:
 
 def reference_greedy(folder: Path, prompt_ids: Sequence[int], n: int) -> tuple[list[int], list[float]]:
     """(ids, gaps) of the greedy continuation by `n` tokens, not ended by EOS."""
-    [reference] = _references(folder, (tuple(prompt_ids),), n, None)
+    [reference] = references_of(folder, (tuple(prompt_ids),), n, None)
     return list(reference.ids), list(reference.gaps)
 
 
 @functools.cache
 def greedy_references(folder: Path, n: int = OUTPUT_TOKENS) -> tuple[Reference, ...]:
     """Of all `prompts()`."""
-    return _references(folder, _prompts(), n, None)
+    return references_of(folder, _prompts(), n, None)
 
 
 @functools.cache
 def sampled_references(folder: Path, n: int = OUTPUT_TOKENS) -> tuple[Reference, ...]:
     """Of all `prompts()`, sampled as `sampling_of` says."""
-    return _references(folder, _prompts(), n, [sampling_of(index) for index in range(len(_prompts()))])
+    return references_of(folder, _prompts(), n, [sampling_of(index) for index in range(len(_prompts()))])
 
 
 def assert_same(ids: Sequence[int], reference: Reference | tuple[Sequence[int], Sequence[float]]) -> int:
@@ -131,7 +131,7 @@ def report(kind: str, references: Sequence[Reference], compared: int) -> None:
     assert compared >= 0.9 * total, "near ties ended most comparisons"
 
 
-def _references(
+def references_of(
     folder: Path, asked: Sequence[tuple[int, ...]], n: int, samplings: Sequence[Sampling] | None
 ) -> tuple[Reference, ...]:
     revision = inspect_checkpoint(folder).revision

@@ -9,8 +9,8 @@ from tests.support import reference as first_turn
 from tests.support.reference import OUTPUT_TOKENS, Reference, greedy_references
 
 _NEW_TEXT_TOKENS = 150
-_TURNS = (14, 15, 17, 19)
-"""Prompts long enough that their first turn fills several blocks."""
+_TURNS = (11, 12, 14, 15, 16)
+"""Prompts whose first turn fills several blocks, and that are followed, three on, by one that is long enough to add."""
 
 
 @functools.cache
@@ -21,4 +21,4 @@ def second_turn_references(folder: Path) -> tuple[Reference, ...]:
         turns[index].prompt + turns[index].ids + turns[(index + 3) % len(turns)].prompt[:_NEW_TEXT_TOKENS]
         for index in _TURNS
     )
-    return first_turn.references_of(folder, asked, OUTPUT_TOKENS)
+    return first_turn.references_of(folder, asked, OUTPUT_TOKENS, None)

@@ -25,7 +25,7 @@ import grpc.aio
 from antiphon_proto import worker_pb2 as wire
 from antiphon_proto.worker_pb2_grpc import WorkerStub
 
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 180.0
 ANSWER_DEADLINE_S = 30.0
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
