@@ -117,7 +117,9 @@ async def test_two_hundred_requests_leave_nothing() -> None:
             assert re.search(r"^antiphon_gateway_requests_in_flight 0\.0$", page, re.MULTILINE)
             assert re.search(r"^antiphon_gateway_queue_depth 0\.0$", page, re.MULTILINE)
             counted = re.findall(r"^antiphon_gateway_cancelled_total\{.*\} (\S+)$", page, re.MULTILINE)
-            print(f"{_REQUESTS} requests, {cancelled} given up, {sum(map(float, counted)):.0f} seen as cancelled in all")
+            print(
+                f"{_REQUESTS} requests, {cancelled} given up, {sum(map(float, counted)):.0f} seen as cancelled in all"
+            )
             await _settles(lambda: _descriptors(process), descriptors)
             await _settles(lambda: _threads(process), threads)
         everything = psutil.Process(process.pid).children(recursive=True)

@@ -54,7 +54,8 @@ async def _run(client: AttachClient, prompt: Sequence[int], *, patience_s: float
             try:
                 return await client.run(submission)
             except RequestRefusedByWorker as refused:
-                assert refused.reason == wire.RefusalReason.REFUSAL_CAPACITY
+                if refused.reason != wire.RefusalReason.REFUSAL_CAPACITY:
+                    raise
                 await asyncio.sleep(0.05)
 
 

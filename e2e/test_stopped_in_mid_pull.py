@@ -1,4 +1,4 @@
-"""A worker is stopped (SIGSTOP) in the middle of a pull, past the pin's expiry, and goes on later: nothing is corrupted.
+"""A worker is stopped (SIGSTOP) in mid-pull, past its pins' expiry, and goes on later: nothing is corrupted.
 
 While the reader stands still, the holder lets its pins lapse and gives the blocks to other prompts; when the reader
 goes on, what it has read may be another prompt's KV. The timed engine's blocks hold a digest of all tokens up to their

@@ -60,7 +60,9 @@ class House:
         self.gateway: asyncio.subprocess.Process | None = None
         self.url = ""
         self.model = ""
-        self.client = httpx.AsyncClient(timeout=ANSWER_DEADLINE_S, trust_env=False, limits=httpx.Limits(max_connections=500))
+        self.client = httpx.AsyncClient(
+            timeout=ANSWER_DEADLINE_S, trust_env=False, limits=httpx.Limits(max_connections=500)
+        )
 
     async def __aenter__(self) -> Self:
         self.valkey.start()

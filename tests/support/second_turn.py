@@ -1,4 +1,4 @@
-"""Second turns of the reference conversations: a prompt, its answer, and a new question, with what follows by reference."""
+"""Second turns of the reference conversations: a prompt, its answer and new text, with what follows by reference."""
 
 from __future__ import annotations
 
