@@ -40,12 +40,15 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+_DENSE: dict[str, Any] = {**_COMMON, "hidden_size": 84, "intermediate_size": 150}
+"""No multiples of a vector register."""
+
 _MOE: dict[str, Any] = {"num_experts_per_tok": 2}
 
 CONFIGS: dict[str, Any] = {
-    "llama": LlamaConfig(**_COMMON, tie_word_embeddings=True),
+    "llama": LlamaConfig(**_DENSE, tie_word_embeddings=True),
     "llama3-rope": LlamaConfig(
-        **_COMMON,
+        **_DENSE,
         rope_parameters={
             "rope_type": "llama3",
             "rope_theta": 10000.0,
@@ -55,13 +58,16 @@ CONFIGS: dict[str, Any] = {
             "original_max_position_embeddings": 64,
         },
     ),
-    "qwen2": Qwen2Config(**_COMMON),
-    "qwen3": Qwen3Config(**_COMMON),
-    "mistral": MistralConfig(**_COMMON, sliding_window=None),
-    "mistral-window": MistralConfig(**_COMMON, sliding_window=24),
+    "qwen2": Qwen2Config(**_DENSE),
+    "qwen3": Qwen3Config(**_DENSE),
+    "mistral": MistralConfig(**_DENSE, sliding_window=None),
+    "mistral-window": MistralConfig(**_DENSE, sliding_window=24),
     "mixtral": MixtralConfig(**_COMMON, **_MOE, num_local_experts=4),
     "qwen3_moe": Qwen3MoeConfig(**_COMMON, **_MOE, num_experts=4, moe_intermediate_size=96, norm_topk_prob=True),
 }
+
+MIXTURES = frozenset({"mixtral", "qwen3_moe"})
+"""Shapes that the compiled decoder leaves to `transformers`."""
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

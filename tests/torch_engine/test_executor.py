@@ -18,6 +18,7 @@ from transformers import GPT2Config
 
 from tests.support.torch_engine import (
     CONFIGS,
+    MIXTURES,
     GreedySampler,
     Running,
     drive,
@@ -89,7 +90,8 @@ def test_logits_in_bf16_are_near_the_exact_ones(name: str, kernels: bool) -> Non
     executor.execute([sampling_step(prompt[-1:], len(prompt) - 1, blocks)])
     error = (sampler.logits[0] - expected).norm() / expected.norm()
     assert sampler.logits.dtype == torch.float32
-    assert error < (0.03 if kernels and "mo" not in name and "mix" not in name else 0.15)
+    keeps_activations_exact = kernels and name not in MIXTURES
+    assert error < (0.03 if keeps_activations_exact else 0.15)
 
 
 def test_a_decode_does_not_depend_on_its_batch() -> None:
