@@ -52,7 +52,7 @@ class TorchSettings:
     threads: int = 0
     """Compute threads; 0: all."""
     cache_dir: str = ""
-    """Where the demo model is kept; empty: `default_cache_dir()`."""
+    """Where the demo model and compiled kernels are kept; empty: `default_cache_dir()`."""
 
 
 def create_torch_executor(settings: TorchSettings, progress: Callable[[str], None]) -> TorchExecutor:
@@ -61,8 +61,8 @@ def create_torch_executor(settings: TorchSettings, progress: Callable[[str], Non
     Raises TorchEngineError; see `errors.py` for the kinds.
     """
     dtype = _checked_dtype(settings)
+    cache_dir = Path(settings.cache_dir) if settings.cache_dir else default_cache_dir()
     if settings.model == DEMO:
-        cache_dir = Path(settings.cache_dir) if settings.cache_dir else default_cache_dir()
         folder = prepare_demo(cache_dir, progress)
     else:
         folder = Path(settings.model).expanduser()
@@ -81,6 +81,7 @@ def create_torch_executor(settings: TorchSettings, progress: Callable[[str], Non
         dtype=dtype,
         sampler=Sampler(info.vocab_size),
         threads=settings.threads,
+        cache_dir=cache_dir,
     )
     progress(f"loaded {info.model}: {num_blocks} KV blocks of {settings.block_tokens} tokens")
     return executor
