@@ -62,10 +62,8 @@ def create_torch_executor(settings: TorchSettings, progress: Callable[[str], Non
     """
     dtype = _checked_dtype(settings)
     cache_dir = Path(settings.cache_dir) if settings.cache_dir else default_cache_dir()
-    if settings.model == DEMO:
-        folder = prepare_demo(cache_dir, progress)
-    else:
-        folder = Path(settings.model).expanduser()
+    is_demo = settings.model == DEMO
+    folder = prepare_demo(cache_dir, progress) if is_demo else Path(settings.model).expanduser()
     checkpoint = inspect_checkpoint(folder)
     info = model_info(checkpoint, settings, dtype)
     available = available_memory_bytes()
