@@ -6,6 +6,7 @@ Names are resolved when first used, so that `torch_engine.demo` can be had witho
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ __all__ = [
     "load_checkpoint",
     "prepare_demo",
 ]
+
+# The OpenMP runtime reads this once, when torch is loaded. By default its idle threads keep a core busy for
+# milliseconds after each parallel operation, taken from the other processes that serve the same request.
+_OPENMP_SPINS = "10000"
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", _OPENMP_SPINS)
 
 _MODULES = {
     "LoadedModel": "checkpoint",
