@@ -22,6 +22,7 @@ from contextlib import contextmanager
 
 from antiphon_kvtransfer.identity import BlockHash
 
+from antiphon_engine._priority import compute_after_others
 from antiphon_engine._request import Request
 from antiphon_engine._step import StepPlan
 from antiphon_engine.executor import Executor, SampledToken
@@ -209,6 +210,7 @@ class BlockEngine(Engine):
 
     def _run(self, listener: EngineListener) -> None:
         try:
+            compute_after_others()
             self._step_until_closed(listener)
         except BaseException as error:
             logger.error("the engine's thread died", exc_info=error)
