@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from antiphon_engine.executor import SampleSpec, SequenceStep
+from antiphon_engine.interface import Sampling
 from antiphon_engine.torch_engine.executor import TorchExecutor
 from antiphon_engine.torch_engine.kernels import build as kernel_build
 from antiphon_engine.torch_engine.kernels.build import BuildFailed, build, kernel_library, load
+from antiphon_engine.torch_engine.kernels.native import NativeDecoder, with_types
+from antiphon_engine.torch_engine.kv_cache import KvCache
+from antiphon_engine.torch_engine.memory_estimate import kv_shape
+from antiphon_engine.torch_engine.step_batch import build_batch
 
 from tests.support.torch_engine import GreedySampler, drive, info_for, prompts_for, requests_for, tiny_model
 
@@ -90,3 +97,25 @@ def test_without_a_compiler_the_torch_path_serves(
     assert outputs[0] == outputs[1]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no C++ compiler" in caplog.text
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names x86 instruction sets")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3"])
+def test_narrower_vectors_give_the_same_logits(march: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The source is right for every register width, not only for this CPU's: SSE and AVX2 builds beside it."""
+    prompt = prompts_for(3)[2]
+    logits = []
+    for flags in ((), (f"-march={march}",)):
+        model = tiny_model("qwen3", dtype)
+        cache = KvCache(kv_shape(model.config, 16), 6, dtype)
+        decoder = NativeDecoder(with_types(load(build(tmp_path, extra_flags=flags))), model, cache, threads=2)
+        for tokens, start in ((prompt[:-1], 0), (prompt[-1:], len(prompt) - 1)):
+            spec = SampleSpec(Sampling(), 0, prompt, (), frozenset())
+            step = [SequenceStep("r", tokens, start, range(6), spec)]
+            batch = build_batch(step, block_tokens=16, num_blocks=6, vocab_size=200, max_context_tokens=512)
+            logits.append(decoder.logits(batch))
+    assert with_types(load(build(tmp_path, extra_flags=(f"-march={march}",)))).panel in (8, 16)
+    tolerance = 1e-3 if dtype == torch.float32 else 5e-2
+    for wide, narrow in zip(logits[:2], logits[2:], strict=True):
+        assert torch.allclose(wide, narrow, rtol=tolerance, atol=tolerance * float(wide.abs().max()))
