@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 from antiphon_engine.interface import Engine, Load, StepResult
 from antiphon_kvtransfer.links import LinkStatus
-from antiphon_policy.latency import StepModel
+from antiphon_policy.latency import StepModel, StepModelFit
 from antiphon_proto.worker_pb2 import LinkState, QueueState, StepCoefficients
 
-from antiphon_worker.fit import StepModelFit
 from antiphon_worker.identity import WorkerIdentity
 
-REFIT_INTERVAL_S = 0.5
+SLOW_PARTS_S = 0.5
+"""The step model and the links are written anew at most so often."""
 
 
 class LoadReport:
@@ -41,12 +41,19 @@ class LoadReport:
     def observe(self, result: StepResult) -> None:
         """Take what a step brought."""
         self._last_load = result.load
-        if result.sample is not None:
-            self._fit.add(result.sample)
+        sample = result.sample
+        if sample is not None:
+            self._fit.observe(
+                sample.duration_ms,
+                new_tokens=sample.new_tokens,
+                token_context=sample.token_context,
+                sequences=sample.sequences,
+                kv_tokens=sample.kv_tokens,
+            )
 
     @property
     def step_model(self) -> StepModel:
-        return self._fit.model
+        return self._fit.model()
 
     def of_last_step(self) -> QueueState:
         """The state as of the last step; made once for all who ask before the next."""
@@ -63,9 +70,9 @@ class LoadReport:
 
     def _message(self, load: Load) -> QueueState:
         now = time.monotonic()
-        if now - self._slow_parts_at >= REFIT_INTERVAL_S:
+        if now - self._slow_parts_at >= SLOW_PARTS_S:
             self._slow_parts_at = now
-            self._slow_parts = (_coefficients(self._fit.model), [_link_state(link) for link in self._links()])
+            self._slow_parts = (_coefficients(self._fit.model()), [_link_state(link) for link in self._links()])
         coefficients, links = self._slow_parts
         return QueueState(
             running=load.running,

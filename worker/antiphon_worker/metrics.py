@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from antiphon_engine.interface import Load, StepResult
 from antiphon_kvtransfer.links import LinkStatus
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 _MS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -59,12 +59,8 @@ class WorkerMetrics:
         links: Callable[[], Sequence[LinkStatus]],
         preemptions: Callable[[], int] = int,
     ) -> None:
-        """Register the gauges that ask the engine and the links."""
-        Gauge(
-            "antiphon_engine_preemptions",
-            "How often a running request had to give its blocks back so far",
-            registry=self._registry,
-        ).set_function(lambda: float(preemptions()))
+        """Register what asks the engine and the links."""
+        self._registry.register(_PreemptionCollector(preemptions))
         fields: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
             ("antiphon_engine_running_requests", "Requests being computed", lambda now: now.running),
             ("antiphon_engine_waiting_requests", "Requests accepted and not yet begun", lambda now: now.waiting),
@@ -96,6 +92,20 @@ class WorkerMetrics:
 
 def _reading(load: Callable[[], Load], field: Callable[[Load], int]) -> Callable[[], float]:
     return lambda: float(field(load()))
+
+
+class _PreemptionCollector(Collector):
+    """The engine counts them itself."""
+
+    def __init__(self, preemptions: Callable[[], int]) -> None:
+        self._preemptions = preemptions
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        counter = CounterMetricFamily(
+            "antiphon_engine_preemptions", "How often a running request had to give its blocks back"
+        )
+        counter.add_metric([], self._preemptions())
+        yield counter
 
 
 class _LinkCollector(Collector):
