@@ -168,7 +168,8 @@ class BlockEngine(Engine):
 
     def check_integrity(self) -> IntegrityReport:
         with self._lock:
-            return self._scheduler.check_integrity()
+            check = self._scheduler.integrity_check()
+        return check()
 
     # -- inside
 

@@ -355,4 +355,7 @@ class Engine(ABC):
 
     @abstractmethod
     def check_integrity(self) -> IntegrityReport:
-        """Count every block and every reference. Raises IntegrityError."""
+        """Count every block and every reference. Raises IntegrityError.
+
+        Other calls do not wait for it, but with a large pool it takes its time: not for an event loop.
+        """

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 
 from antiphon_kvtransfer.identity import BlockHash
 
@@ -161,6 +162,14 @@ class BlockPool:
         return change
 
     # -- integrity
+
+    def copy(self) -> BlockPool:
+        """The books as they are now, to be checked while this pool goes on."""
+        books = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | dict):
+                setattr(books, name, value.copy())
+        return books
 
     def check(self, references: Mapping[int, int]) -> tuple[int, int, int]:
         """Compare all books with each other and with `references` (block -> how many requests refer to it).

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from antiphon_engine._request import Phase, Request
 from antiphon_engine._room import KvRoom
@@ -268,9 +269,16 @@ class Scheduler:
         )
 
     def check_integrity(self) -> IntegrityReport:
+        """Raises IntegrityError."""
+        return self.integrity_check()()
+
+    def integrity_check(self) -> Callable[[], IntegrityReport]:
+        """Check what requests have. What is returned checks the pool as it was then: it takes longer, and no lock.
+
+        Both raise IntegrityError.
+        """
         alive = [*self._requests.values(), *self._leaving]
         references = Counter(block for request in alive for block in request.blocks)
-        free, cached, used = self._pool.check(references)
         outstanding = sum(request.outstanding_blocks for request in alive)
         if outstanding != self._room.outstanding_blocks:
             raise IntegrityError(
@@ -281,7 +289,7 @@ class Scheduler:
         for phase, listed in ((Phase.WAITING, self._waiting), (Phase.RUNNING, self._running)):
             if {r for r in self._requests.values() if r.phase is phase} != set(listed):
                 raise IntegrityError(f"the list of {phase.value} requests is not the set of them")
-        return IntegrityReport(free, cached, used, self._pool.num_blocks, len(alive))
+        return partial(_check_pool, self._pool.copy(), references, len(alive))
 
     # -- inside: requests
 
@@ -380,6 +388,11 @@ class Scheduler:
                 return True
             self._preempt(next(r for r in reversed(self._running) if not r.is_prefill))
         return False
+
+
+def _check_pool(pool: BlockPool, references: Mapping[int, int], requests: int) -> IntegrityReport:
+    free, cached, used = pool.check(references)
+    return IntegrityReport(free, cached, used, pool.num_blocks, requests)
 
 
 def _arrival(request: Request) -> int:

@@ -4,6 +4,7 @@
     /health    200 while the process runs and its event loop turns
     /ready     200, or 503 with the reason in one line
     /status    JSON: the record that the owner gives
+    further    JSON: what the owner has more to show
 
 Owned by the process's entry point, which starts and closes it. Requests are bounded in size, time and number, and
 each connection answers one request: probes and scrapers need no more, and a stuck client holds nothing for long.
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -56,10 +59,10 @@ class _Answer:
 
 
 class StatusServer:
-    """Serves the four pages from `start` to `close`.
+    """Serves the pages from `start` to `close`.
 
-    `ready` gives (ready, reason); `detail` gives a JSON-serialisable record. Both are called on the event loop, once
-    per request.
+    `ready` gives (ready, reason). `detail`, and each of the further `pages` (by path), gives a JSON-serialisable
+    record, or an awaitable of one where making it takes a while. All are called on the event loop, once per request.
     """
 
     def __init__(
@@ -68,12 +71,13 @@ class StatusServer:
         port: int,
         *,
         ready: Callable[[], tuple[bool, str]],
-        detail: Callable[[], Mapping[str, object]],
+        detail: Callable[[], object],
+        pages: Mapping[str, Callable[[], object]] = MappingProxyType({}),
     ) -> None:
         self._host = host
         self._port = port
         self._ready = ready
-        self._detail = detail
+        self._records = {"/status": detail, **pages}
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -135,7 +139,7 @@ class StatusServer:
         if method not in (b"GET", b"HEAD"):
             return _Answer(405, b"only GET and HEAD are answered here\n")
         try:
-            answer = self._page(target.decode("latin-1"))
+            answer = await self._page(target.decode("latin-1"))
         except Exception:
             log.exception("the status page %r failed", target)
             answer = _Answer(500, b"this page failed; the log says why\n")
@@ -143,7 +147,7 @@ class StatusServer:
             return _Answer(answer.status, answer.body, answer.content_type, with_body=False)
         return answer
 
-    def _page(self, path: str) -> _Answer:
+    async def _page(self, path: str) -> _Answer:
         match path:
             case "/health":
                 return _Answer(200, b"ok\n")
@@ -152,7 +156,11 @@ class StatusServer:
                 return _Answer(200 if ready else 503, f"{reason or 'ready'}\n".encode())
             case "/metrics":
                 return _Answer(200, generate_latest(), CONTENT_TYPE_LATEST)
-            case "/status":
-                return _Answer(200, msgspec.json.encode(self._detail()) + b"\n", "application/json")
+            case path if path in self._records:
+                record = self._records[path]()
+                if inspect.isawaitable(record):
+                    record = await record
+                return _Answer(200, msgspec.json.encode(record) + b"\n", "application/json")
             case _:
-                return _Answer(404, b"there are /metrics, /health, /ready and /status\n")
+                paths = ", ".join(("/metrics", "/health", "/ready", *self._records))
+                return _Answer(404, f"there are {paths}\n".encode())

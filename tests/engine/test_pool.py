@@ -156,6 +156,16 @@ def test_integrity_check_finds_a_lost_reference() -> None:
         pool.check({})
 
 
+def test_a_copy_of_the_books_is_checked_while_the_pool_goes_on() -> None:
+    pool = BlockPool(8)
+    blocks = store(pool, chain(1, 2, 3))
+    copy = pool.copy()
+    pool.drop(blocks)
+    store(pool, chain(*range(10, 18)))
+    assert copy.check(Counter(blocks)) == (5, 0, 3)
+    assert pool.check(Counter(range(8))) == (0, 0, 8)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_books_balance_under_random_use(seed: int) -> None:
     """Chains of a small tree come and go in a pool that is too small for all; events mirror the index."""

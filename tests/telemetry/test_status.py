@@ -1,4 +1,4 @@
-"""The status page on a real socket: its four pages, and what a bad client cannot do."""
+"""The status page on a real socket: its pages, and what a bad client cannot do."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ async def test_head_has_the_length_and_no_body() -> None:
     [
         (b"GET /else HTTP/1.1\r\n\r\n", 404),
         (b"GET /status?x=1 HTTP/1.1\r\n\r\n", 200),
+        (b"GET /blocks HTTP/1.1\r\n\r\n", 404),
         (b"POST /status HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 405),
         (b"nonsense\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\nX: " + b"x" * status.MAX_REQUEST_BYTES + b"\r\n\r\n", 431),
@@ -111,6 +112,30 @@ async def test_a_page_that_fails_is_an_error_and_the_next_one_is_served(caplog: 
         assert (await client.get("/status")).status_code == 500
         assert (await client.get("/health")).status_code == 200
     assert "KeyError" in caplog.text
+
+
+async def test_further_pages_of_the_owner() -> None:
+    async def slow() -> object:
+        await asyncio.sleep(0)
+        return ["a", "b"]
+
+    owner = Owner()
+    server = StatusServer(
+        "127.0.0.1",
+        0,
+        ready=lambda: (True, ""),
+        detail=owner.detail,
+        pages={"/blocks": slow, "/plain": lambda: {"x": 1}},
+    )
+    await server.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
+        try:
+            assert (await client.get("/blocks")).json() == ["a", "b"]
+            assert (await client.get("/plain")).json() == {"x": 1}
+            assert (await client.get("/status")).json() == owner.detail()
+            assert "/status, /blocks, /plain" in (await client.get("/else")).text
+        finally:
+            await server.close()
 
 
 async def test_close_ends_open_connections_and_frees_the_port() -> None:
