@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 import uvicorn
 import uvloop
+from antiphon_kvtransfer import RedisUrlError
 from antiphon_telemetry import tracing
 from antiphon_telemetry.exit import ExitCode
 
@@ -56,18 +57,21 @@ def run_gateway(options: GatewayOptions) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(options, keys))
+    except RedisUrlError as error:
+        log.error("--redis-url: %s", error)
+        return ExitCode.BAD_INPUT
     finally:
         tracing.shutdown()
 
 
 async def serve(options: GatewayOptions, keys: ApiKeys) -> int:
-    """`run_gateway` inside a loop."""
+    """`run_gateway` inside a loop. Raises RedisUrlError."""
+    gateway = Gateway(options, keys, gateway_id=f"gateway-{uuid.uuid4().hex[:12]}")
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
         log.error("cannot listen on %s port %d: %s", options.host, options.port, error)
         return ExitCode.UNAVAILABLE
-    gateway = Gateway(options, keys, gateway_id=f"gateway-{uuid.uuid4().hex[:12]}")
     server = create_server(gateway)
     stop = _Signals()
     gateway.start()

@@ -5,6 +5,7 @@
 * how blocks move: `Transport` (`TcpTransport`, `UcxTransport`), pins at the holder, `PeerLinks` at the reader.
 """
 
+from antiphon_kvtransfer._redis import RedisUrlError, check_url
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.cards import CardMismatch, LocalWorker
 from antiphon_kvtransfer.cluster import ClusterMirror
@@ -53,6 +54,7 @@ __all__ = [
     "ReadHandle",
     "ReadRange",
     "RecordError",
+    "RedisUrlError",
     "Region",
     "TcpTransport",
     "Transport",
@@ -64,5 +66,6 @@ __all__ = [
     "block_hash",
     "chain_hashes",
     "chain_root",
+    "check_url",
     "iterate_chain",
 ]

@@ -28,7 +28,7 @@ SESSION_ERRORS = (RedisError, OSError, TimeoutError)
 
 
 class RedisUrlError(Exception):
-    """The Redis URL cannot be used. The message says why, without credentials."""
+    """The Redis URL cannot be used. The message says why, without credentials, and what to do."""
 
 
 def redacted(url: str) -> str:
@@ -43,13 +43,19 @@ def redacted(url: str) -> str:
 
 def check_url(url: str) -> None:
     """Raises RedisUrlError unless the URL is one of redis://, rediss://, unix://."""
-    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-        raise RedisUrlError(f"Redis URL {redacted(url)}: use redis://, rediss:// (TLS) or unix://")
     try:
-        Redis.from_url(url)
-    except (ValueError, TypeError) as error:
-        # The cause's own text may quote the URL.
-        raise RedisUrlError(f"Redis URL {redacted(url)} is not valid") from error
+        scheme = urlsplit(url).scheme
+        if scheme in ("redis", "rediss", "unix"):
+            Redis.from_url(url)
+            return
+    except (ValueError, TypeError):
+        # Not kept as the cause: its own text may quote the URL.
+        raise RedisUrlError(
+            f"the Redis URL {redacted(url)} is not valid: it must look like redis://[user:password@]host:port/database"
+        ) from None
+    raise RedisUrlError(
+        f"the Redis URL {redacted(url)} has no scheme that is known: use redis://, rediss:// (TLS) or unix://"
+    )
 
 
 class RedisSession:

@@ -41,6 +41,10 @@ class LinkError(TransportError):
     """There is no working link to the peer, or a pull on it failed. Prefill elsewhere, or recompute."""
 
 
+class PeerLeft(LinkError):
+    """The peer said goodbye: it ends, as it was told to."""
+
+
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
     worker_id: str
@@ -269,7 +273,7 @@ class Session:
             while isinstance(message := await self._call.read(), worker_pb2.PinDown):
                 self._heard_at = self._loop.time()
                 self._take(message)
-            self.break_off(LinkError(f"worker {peer.worker_id} ended the call"))
+            self.break_off(PeerLeft(f"worker {peer.worker_id} is ending"))
         except grpc.aio.AioRpcError as error:
             self.break_off(LinkError(_rpc_problem(peer, error)))
 

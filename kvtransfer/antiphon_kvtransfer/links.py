@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from antiphon_proto import worker_pb2
 
-from antiphon_kvtransfer._session import LinkError, LocalEnd, PeerAddress, Session, wire_up
+from antiphon_kvtransfer._session import LinkError, LocalEnd, PeerAddress, PeerLeft, Session, wire_up
 from antiphon_kvtransfer.cards import LocalWorker
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.pins import MAX_HASHES_PER_PIN, BlockKeeper, KvBlocksService
@@ -227,7 +227,7 @@ class PeerLink:
     async def until_up(self, deadline_s: float) -> None:
         """Returns when the link is up. Raises LinkError when the next attempt fails, or time runs out."""
         self._used_at = time.monotonic()
-        if self._session is not None:
+        if self._session is not None and not self._session.broken.done():
             return
         self._hurry.set()
         try:
@@ -289,8 +289,10 @@ class PeerLink:
             finally:
                 self._session = None
                 if session.broken.done():
-                    self._problem = str(session.broken.result())
-                    _log.warning("link to worker %s broke: %s", self.peer.worker_id, self._problem)
+                    reason = session.broken.result()
+                    self._problem = str(reason)
+                    level = logging.INFO if isinstance(reason, PeerLeft) else logging.WARNING
+                    _log.log(level, "link to worker %s broke: %s", self.peer.worker_id, self._problem)
                 else:
                     self._problem = "closed"
 

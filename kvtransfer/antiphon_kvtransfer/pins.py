@@ -185,7 +185,7 @@ class _PinCall:
             while True:
                 await asyncio.wait(tasks, timeout=self.table.seconds_left(), return_when=asyncio.FIRST_COMPLETED)
                 if closing.done():
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is closing")
+                    return  # An end without an error is how a holder says goodbye.
                 if self.table.lapse():
                     _log.warning("nothing heard from reader %s for %d ms; its pins lapsed", self._reader, self._ttl_ms)
                     await context.abort(

@@ -161,3 +161,12 @@ def test_a_keys_file_that_is_missing_is_said(tmp_path: Path) -> None:
     assert process.returncode == 2
     assert b"none.json" in errors
     assert b"Traceback" not in errors
+
+
+def test_a_redis_url_that_is_none_is_said_without_its_password() -> None:
+    process = start(port=0, redis_url="http://user:secret@localhost:6379")
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert b"--redis-url: the Redis URL http://localhost:6379 has no scheme that is known: use redis://" in errors
+    assert b"Traceback" not in errors
+    assert b"secret" not in errors

@@ -142,6 +142,7 @@ async def test_metrics_tell_steps_blocks_and_links(workers):
         assert await decode.metric("antiphon_pulled_bytes_total") == 19 * 512
         assert await decode.metric("antiphon_pulls_total", result="complete") >= 2
         assert await decode.metric("antiphon_worker_requests_total", role="decode", ending="length") == 1
+        assert "# TYPE antiphon_engine_preemptions_total counter" in await decode.page("/metrics")
         assert await decode.metric("antiphon_link_up", peer=prefill.worker_id, transport="tcp") == 1
         assert await decode.metric("antiphon_blocks_free") == await decode.metric("antiphon_blocks_total")
         assert await prefill.metric("antiphon_worker_requests_total", role="prefill", ending="complete") == 1
@@ -165,6 +166,54 @@ async def test_a_model_folder_that_is_not_there_is_one_sentence_and_exit_code_2(
         with pytest.raises(AssertionError, match="ended with 2"):
             await workers.start("--model", str(tmp_path / "nothing"))
         assert "Traceback" not in (tmp_path / "worker-0.log").read_text()
+
+
+async def test_a_redis_url_that_is_none_is_one_sentence_and_exit_code_2(workers, tmp_path):
+    for number, url in enumerate(("localhost:6379", "redis://:secret@[half", "redis://host:port")):
+        with pytest.raises(AssertionError, match="ended with 2"):
+            await workers.start("--redis-url", url)
+        log = (tmp_path / f"worker-{number}.log").read_text()
+        assert "--redis-url: the Redis URL" in log
+        assert "redis://" in log.splitlines()[-1]
+        assert "Traceback" not in log
+        assert "secret" not in log
+
+
+async def test_the_page_of_blocks_is_what_the_index_holds(workers):
+    worker = await workers.start("--role", "both", *SMALL_BLOCKS)
+    assert json.loads(await worker.page("/blocks")) == {
+        "incarnation": worker.ready.incarnation,
+        "sequence": 0,
+        "blocks": [],
+    }
+    async with AttachClient(worker) as client:
+        card = await client.card()
+        await client.run(client.submission(prompt_of(100), max_tokens=1))
+    root = chain_root(
+        model=card.model, revision=card.revision, adapter=card.adapter, kv_format=card.kv_format, salt=b""
+    )
+    page = json.loads(await worker.page("/blocks"))
+    assert page["blocks"] == sorted(block.hex() for block in chain_hashes(root, prompt_of(100), card.block_tokens))
+    status = await worker.status()
+    assert (page["sequence"], len(page["blocks"])) == (status["index_sequence"], status["indexed_blocks"])
+
+
+async def test_workers_that_are_told_to_end_leave_no_warning(workers):
+    """A rolling restart is not a failure: nobody should be woken by its log lines."""
+    with Valkey() as valkey:
+        redis_url = ("--redis-url", valkey.url)
+        one, two = await workers.start_all(("--role", "prefill", *redis_url), ("--role", "decode", *redis_url))
+        async with AttachClient(one) as first, AttachClient(two) as second:
+            await first.wire_up(two)
+            await second.wire_up(one)
+        # The peer that stays looks for the one that has left, and says so, as it is still wanted.
+        assert await one.terminate() == 0
+        await eventually(lambda: "is ending" in two.log)
+        assert await two.terminate() == 0
+    for line in one.log.splitlines():
+        assert not {"warning", "error", "critical"} & set(line.split()), line
+    assert "broke: worker" in two.log
+    assert not [line for line in two.log.splitlines() if " warning " in line and "broke" in line]
 
 
 async def test_cached_card_is_the_same_for_equal_workers(workers):

@@ -25,6 +25,7 @@ import msgspec
 import uvloop
 from antiphon_engine import BlockEngine
 from antiphon_engine.interface import BlocksChanged, IntegrityError
+from antiphon_kvtransfer import RedisUrlError, check_url
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.cards import LocalWorker
 from antiphon_kvtransfer.links import PeerLinks
@@ -59,6 +60,8 @@ def run_worker(options: WorkerOptions, roles: Sequence[ServiceFactory]) -> int:
     The caller has configured logs and traces, and ends the process by `antiphon_telemetry.exit.leave`.
     """
     try:
+        # Before a model is loaded, which takes a while.
+        _check_redis_url(options.redis_url)
         engine = create_engine(options)
     except WorkerStartError as error:
         log.error("%s", error)
@@ -71,6 +74,14 @@ def run_worker(options: WorkerOptions, roles: Sequence[ServiceFactory]) -> int:
         return error.exit_code
     finally:
         engine.close(ENGINE_CLOSE_S)
+
+
+def _check_redis_url(url: str) -> None:
+    if url:
+        try:
+            check_url(url)
+        except RedisUrlError as error:
+            raise WorkerStartError(f"--redis-url: {error}", ExitCode.BAD_INPUT) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +210,7 @@ class _Worker:
         add_KvBlocksServicer_to_server(links.servicer(), server)
         port = _bind(server, options.host, options.port)
         await server.start()
-        closing.push_async_callback(_stop_server, server, services)
+        closing.push_async_callback(_stop_server, server, services, links)
 
         advertise = options.advertise_host or options.host
         status = StatusServer(
@@ -207,6 +218,7 @@ class _Worker:
             options.status_port,
             ready=lambda: (False, "draining") if drain.on else (True, ""),
             detail=functools.partial(_status, context, services),
+            pages={"/blocks": functools.partial(_blocks, context)},
         )
         try:
             await status.start()
@@ -314,10 +326,11 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     return bound
 
 
-async def _stop_server(server: grpc.aio.Server, services: Sequence[WorkerService]) -> None:
-    """End the streams: gateways hear it from the stream, callers of runs from theirs."""
+async def _stop_server(server: grpc.aio.Server, services: Sequence[WorkerService], links: PeerLinks) -> None:
+    """End the streams: gateways hear it from the stream, callers of runs from theirs, peers from their links."""
     for service in services:
         service.break_off("the worker ends")
+    links.servicer().close()
     await server.stop(SERVER_STOP_S)
 
 
@@ -354,17 +367,36 @@ def _write_ready(path: Path, identity: WorkerIdentity, record: WorkerRecord) -> 
     part.replace(path)
 
 
-def _status(context: WorkerContext, services: Sequence[WorkerService]) -> Mapping[str, object]:
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The page of what the engine's index holds."""
+
+    incarnation: str
+    sequence: int
+    """Of the last change that is in `blocks`."""
+    blocks: list[str]
+    """Hashes in hexadecimal digits, sorted."""
+
+
+async def _blocks(context: WorkerContext) -> _Blocks:
+    def page() -> _Blocks:
+        sequence, indexed = context.engine.indexed_blocks()
+        return _Blocks(context.identity.incarnation, sequence, sorted(block.hex() for block in indexed))
+
+    return await asyncio.to_thread(page)
+
+
+async def _status(context: WorkerContext, services: Sequence[WorkerService]) -> Mapping[str, object]:
     """The status page: what is true now, with the pool's books counted anew."""
     engine, identity = context.engine, context.identity
-    load = engine.load()
     try:
-        report = engine.check_integrity()
+        report = await asyncio.to_thread(engine.check_integrity)
         integrity = "ok"
         used_blocks, cached_blocks, requests = report.used_blocks, report.cached_blocks, report.requests
     except IntegrityError as error:
         integrity = str(error)
         used_blocks = cached_blocks = requests = -1
+    load = engine.load()
     sequence, indexed = engine.indexed_blocks()
     model = context.load.step_model
     detail: dict[str, object] = {
