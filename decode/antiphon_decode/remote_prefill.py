@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import grpc
@@ -203,14 +204,14 @@ class RemotePrefill:
     async def _grow(self) -> None:
         held, chunk = self._held, self._context.chunk_blocks
         while held.reserved < held.total_blocks:
-            ahead = max(self._ready_blocks, held.leading) + CHUNKS_AHEAD * chunk
-            if held.reserved >= min(ahead, held.total_blocks):
+            ahead = min(max(self._ready_blocks, held.leading) + CHUNKS_AHEAD * chunk, held.total_blocks)
+            if held.reserved >= ahead:
                 self._advanced.clear()
                 await self._advanced.wait()
-            elif held.reserve(min(ahead, held.total_blocks)):
+            elif await self._context.bridge.room(partial(held.reserve, ahead), RESERVE_DEADLINE_S):
                 self._outgoing.put_nowait(wire.RunUp(credit=wire.Credit(blocks=held.reserved)))
                 self._fetchable.set()
-            elif not await self._context.bridge.capacity(RESERVE_DEADLINE_S):
+            else:
                 raise PullFailed(f"no room for the blocks within {RESERVE_DEADLINE_S:.0f} s")
 
     # -- fetch

@@ -138,9 +138,9 @@ class DecodeRequest:
         hashes = chain_hashes(context.root(submit.cache_salt), submit.prompt_token_ids, context.block_tokens)
         held = HeldBlocks(context.engine, self._engine_id, len(submit.prompt_token_ids), hashes)
         self._held = held
-        while not held.reserve_beyond_own(CHUNKS_AHEAD * context.chunk_blocks):
-            if not await context.bridge.capacity(context.lost_after_s):
-                return
+        ahead = CHUNKS_AHEAD * context.chunk_blocks
+        if not await context.bridge.room(lambda: held.reserve_beyond_own(ahead), context.lost_after_s):
+            return
         missing_tokens = len(submit.prompt_token_ids) - held.own_blocks * context.block_tokens
         if missing_tokens <= context.block_tokens:
             self._span.add_event("the prompt is cached here")

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import grpc.aio
-from antiphon_engine.interface import EngineRequest, PrefillProgress, RequestKind
+from antiphon_engine.interface import EngineRequest, PrefillProgress, RequestKind, RequestRefused
 from antiphon_kvtransfer.identity import BlockHash, chain_hashes
 from antiphon_proto import worker_pb2 as wire
 from antiphon_telemetry.tracing import extract, tracer
@@ -63,17 +63,21 @@ class PrefillRun:
         # Only the first token is sampled here, whatever the client's limits are for the whole answer.
         sampling = engine_sampling(start.sampling)
         sampling = dataclasses.replace(sampling, max_tokens=1, min_tokens=min(sampling.min_tokens, 1))
-        context.engine.submit(
-            EngineRequest(
-                request_id=start.request_id,
-                prompt=list(start.prompt_token_ids),
-                sampling=sampling,
-                kind=RequestKind.PREFILL,
-                cache_salt=start.cache_salt,
-                held=self._held,
-                credit_blocks=start.credit_blocks,
-            )
+        request = EngineRequest(
+            request_id=start.request_id,
+            prompt=list(start.prompt_token_ids),
+            sampling=sampling,
+            kind=RequestKind.PREFILL,
+            cache_salt=start.cache_salt,
+            held=self._held,
+            credit_blocks=start.credit_blocks,
         )
+        try:
+            context.engine.submit(request)
+        except RequestRefused as refusal:
+            self._span.set_attribute("antiphon.refused", str(refusal))
+            self._span.end()
+            raise
         context.bridge.subscribe_prefill(start.request_id, self._on_progress)
         self._outgoing.put_nowait(wire.RunDown(accepted=wire.RunAccepted(cached_blocks=cached)))
 

@@ -2,8 +2,9 @@
 
 Requests come up the stream; what each engine step brought for all of this gateway's requests goes down it in one
 message, with the queue's state. The stream is the health signal: both ends send heartbeats, and a gateway that has not
-been heard for the deadline, or whose stream broke, is gone: all its requests are cancelled. A gateway that does not
-read is broken off before its unread messages cost memory; it sees a broken stream and may attach again.
+been heard for the deadline, or whose stream broke, is gone: all its requests are cancelled. Silence is counted in ticks
+of ours, so that a pause of this process does not count against gateways. A gateway that does not read is broken off
+before its unread messages cost memory; it sees a broken stream and may attach again.
 
 `AttachServicer` serves the streams; `_Session` is one of them. What is done with a request is the decode role's:
 it is given as a `SubmitHandler`.
@@ -27,6 +28,9 @@ from antiphon_worker.service import WorkerContext
 from antiphon_worker.wire import peer_address
 
 log = logging.getLogger("antiphon.worker")
+
+TICKS_OF_SILENCE = 6
+"""A gateway is lost after so many looks that found nothing of it."""
 
 MAX_OUTGOING_MESSAGES = 4096
 """Messages that a gateway may leave unread before its stream is broken off."""
@@ -121,9 +125,11 @@ class _Session:
         self._steps: list[wire.RequestStep] = []
         self._outgoing: deque[wire.WorkerMessage] = deque()
         self._outgoing_ready = asyncio.Event()
-        self._heard_at = self._loop.time()
+        self._silent_s = 0.0
         self._sent_at = self._loop.time()
-        self._write_began_at: float | None = None
+        self._writing = False
+        self._unread_s = 0.0
+        """For how long the message that is being written was not taken."""
         self._lost_after_s = context.lost_after_s
         self._ended: asyncio.Future[str] = self._loop.create_future()
 
@@ -182,7 +188,7 @@ class _Session:
             message = await self._stream.read()
             if is_end(message):
                 return self.break_off("the gateway ended the stream")
-            self._heard_at = self._loop.time()
+            self._silent_s = 0.0
             match message.WhichOneof("kind"):
                 case "submit":
                     self._submit(message.submit)
@@ -199,7 +205,7 @@ class _Session:
         self._gateway_id = hello.gateway_id
         self._welcomed = True
         self._lost_after_s = max(self._context.lost_after_s, 3 * hello.heartbeat_ms / 1000.0)
-        self._heard_at = self._loop.time()
+        self._silent_s = 0.0
         identity = self._context.identity
         self._send(
             wire.WorkerMessage(
@@ -256,24 +262,27 @@ class _Session:
         while True:
             while self._outgoing:
                 message = self._outgoing.popleft()
-                self._write_began_at = self._loop.time()
+                self._unread_s, self._writing = 0.0, True
                 await self._stream.write(message)
-                self._write_began_at = None
+                self._writing = False
                 self._sent_at = self._loop.time()
             self._outgoing_ready.clear()
             await self._outgoing_ready.wait()
 
     async def _watch(self) -> None:
         """Heartbeats down while nothing else goes; the deadline of what comes up and of what is not read."""
-        interval_s = self._context.heartbeat_s
+        heartbeat_s = self._context.heartbeat_s
+        tick_s = min(heartbeat_s, self._context.lost_after_s / TICKS_OF_SILENCE)
         while True:
-            await asyncio.sleep(interval_s)
-            now = self._loop.time()
-            if now - self._heard_at > self._lost_after_s:
+            await asyncio.sleep(tick_s)
+            self._silent_s += tick_s
+            self._unread_s += tick_s
+            if self._silent_s > self._lost_after_s:
                 return self.break_off(f"the gateway was not heard for {self._lost_after_s:.1f} s")
-            if self._write_began_at is not None and now - self._write_began_at > self._lost_after_s:
+            if self._writing and self._unread_s > self._lost_after_s:
                 return self.break_off(f"the gateway did not read for {self._lost_after_s:.1f} s")
-            if self._welcomed and not self._outgoing and now - self._sent_at >= interval_s * 0.5:
+            is_due = self._loop.time() >= self._sent_at + heartbeat_s - tick_s
+            if self._welcomed and is_due and not self._outgoing and not self._writing:
                 self._send(wire.WorkerMessage(heartbeat=wire.Heartbeat(queue=self._context.load.now())))
 
 

@@ -75,6 +75,18 @@ class EngineBridge(EngineListener):
             self._capacity_waiters.discard(waiter)
         return True
 
+    async def room(self, reserve: Callable[[], bool], deadline_s: float) -> bool:
+        """Call `reserve` now and whenever blocks became free, until it succeeds. False when it did not in time.
+
+        The deadline is for all of it: blocks that come free and go to others do not prolong it.
+        """
+        ends_at = self._loop.time() + deadline_s
+        while not reserve():
+            left_s = ends_at - self._loop.time()
+            if left_s <= 0 or not await self.capacity(left_s):
+                return False
+        return True
+
     def close(self) -> None:
         """Deliver nothing any more."""
         self._closed = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from antiphon_kvtransfer.links import LinkError, PeerLink
 from antiphon_proto.worker_pb2 import PrefixPeer
@@ -39,9 +40,8 @@ async def pull_prefix(context: WorkerContext, held: HeldBlocks, peers: Sequence[
                 wanted = min(prefix_peer.blocks, held.full_blocks)
                 if wanted <= held.leading:
                     continue
-                while not held.reserve(wanted):
-                    if not await context.bridge.capacity(PREFIX_DEADLINE_S):
-                        return
+                if not await context.bridge.room(partial(held.reserve, wanted), PREFIX_DEADLINE_S):
+                    return
                 try:
                     link = await context.links.link(peer_address(prefix_peer.peer), context.lost_after_s)
                 except LinkError as error:
