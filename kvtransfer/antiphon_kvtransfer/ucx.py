@@ -55,6 +55,8 @@ _FIRST_PAUSE_S = 20e-6
 _LONGEST_PAUSE_S = 1e-3
 _GIVEN_UP_PAUSE_S = 20e-3
 _CLOSE_S = 2.0
+_SETTLE_S = 2 * _CLOSE_S
+"""For the agent's thread to take notice of a disconnect or a close."""
 _START_S = 60.0
 _WIRE_UP_BYTES = 64
 _PROGRESS_PAUSE_US = 100
@@ -125,7 +127,7 @@ class UcxTransport(Transport):
         try:
             await wire_up.wait(max(0.0, end - loop.time()))
         except BaseException:
-            thread.forget(decoded.agent)
+            thread.drop(decoded.agent)
             raise
         self._peers[peer] = decoded
 
@@ -254,7 +256,7 @@ class _AgentThread:
         def command() -> None:
             try:
                 result = function()
-            except TransportError as error:
+            except Exception as error:  # noqa: BLE001 - told to who asked; the thread goes on for the others
                 self._tell(_set_exception, future, error)
             else:
                 self._tell(_set_result, future, result)
@@ -267,11 +269,24 @@ class _AgentThread:
         remote = [(peer.address + r.remote_offset_bytes, r.length_bytes, 0) for r in ranges]
         self._commands.put(lambda: self._post(peer.agent, handle, local, remote))
 
-    def forget(self, agent: str) -> asyncio.Future[None]:
-        return self.call(lambda: self._forget(agent))
+    def drop(self, agent: str) -> None:
+        """Forget the remote agent, before anything that is asked of the thread later."""
+        self._commands.put(lambda: self._forget(agent))
+
+    async def forget(self, agent: str) -> None:
+        """As `drop`, and wait for it, though not for ever."""
+        await self._settle(self.call(lambda: self._forget(agent)), f"to forget {agent}")
 
     async def close(self) -> None:
-        await self.call(self._close)
+        await self._settle(self.call(self._close), "to close")
+
+    async def _settle(self, done: asyncio.Future[None], what: str) -> None:
+        """Wait for the thread, which may be inside NIXL for longer than anybody should wait."""
+        try:
+            async with asyncio.timeout(_SETTLE_S):
+                await asyncio.shield(done)
+        except TimeoutError:
+            _log.warning("NIXL is busy for more than %g s; not waiting for it %s", _SETTLE_S, what)
 
     # ---------------------------------------------------------------- called on the thread
 

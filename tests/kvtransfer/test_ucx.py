@@ -55,6 +55,32 @@ def test_importing_the_transport_does_not_import_nixl() -> None:
 
 
 @needs_nixl
+def test_a_thread_that_is_stuck_in_nixl_keeps_nobody_waiting() -> None:
+    """Nor does one whose command failed: who asked is told, and the thread goes on."""
+    printed = _run(
+        """
+import logging, threading
+from antiphon_kvtransfer import ucx
+ucx._SETTLE_S = 0.2
+logging.getLogger("antiphon.kvtransfer.ucx").setLevel(logging.ERROR)
+pool = np.zeros(4096, np.uint8)
+transport = ucx.UcxTransport(Region(pool.ctypes.data, pool.nbytes), owner="worker/1")
+await transport.start()
+with pytest.raises(ZeroDivisionError):
+    await transport._thread.call(lambda: 1 / 0)
+release = threading.Event()
+stuck = transport._thread.call(release.wait)
+async with asyncio.timeout(10):
+    await transport._thread.forget("nobody")
+    await transport.close()
+print("closed", stuck.done())
+release.set()
+"""
+    )
+    assert printed == "closed False\n"
+
+
+@needs_nixl
 def test_a_read_given_up_on_a_stopped_peer_has_not_ended_until_the_peer_runs_on() -> None:
     """Over UCX's TCP the data of a given-up read still lands, long after: only `ended` says when it cannot any more.
 
