@@ -243,7 +243,7 @@ class Gateway:
         body = schema.decode(raw, schema.CompletionBody)
         model = self._model(body.model)
         schema.check_completion(body)
-        prompts = await completions.make_prompts(body, model, ticket.salt, self._text, len(raw))
+        prompts = await completions.make_prompts(body, model, ticket.salt, self._text)
         sampling = completions.sampling_for(body, model, prompts)
         flight = self._flight(ticket, model, prompts, sampling, body, "completions")
         renderer = completions.CompletionRenderer(f"cmpl-{ticket.request_id}", body, model)

@@ -23,6 +23,8 @@ from antiphon_gateway.schema import MAX_CHOICES_IN_ALL, CompletionBody, check_to
 from antiphon_gateway.tokenization import TextWorkers
 
 DEFAULT_MAX_TOKENS = 16
+_IDS_PER_CHARACTER = 5
+"""Ids that are checked and hashed in the time that one character takes to encode."""
 
 
 class _WholeChoice(msgspec.Struct):
@@ -41,9 +43,7 @@ class _Whole(msgspec.Struct):
     usage: UsageBody
 
 
-async def make_prompts(
-    body: CompletionBody, model: Model, salt: bytes, workers: TextWorkers, body_bytes: int
-) -> list[Prompt]:
+async def make_prompts(body: CompletionBody, model: Model, salt: bytes, workers: TextWorkers) -> list[Prompt]:
     """Raises ApiError (400)."""
     given = prompts(body)
     if len(given) * (body.n or 1) > MAX_CHOICES_IN_ALL:
@@ -52,7 +52,14 @@ async def make_prompts(
     def build() -> list[Prompt]:
         return [_prompt(prompt, model, salt, index, with_text=bool(body.echo)) for index, prompt in enumerate(given)]
 
-    return await workers.run(build, characters=body_bytes)
+    return await workers.run(build, characters=_characters(given, with_text=bool(body.echo)))
+
+
+def _characters(given: Sequence[str | list[int]], *, with_text: bool) -> int:
+    """How much work the prompts are, in characters to encode. An id that is only checked and hashed is much less."""
+    ids = sum(len(prompt) for prompt in given if not isinstance(prompt, str))
+    texts = sum(len(prompt) for prompt in given if isinstance(prompt, str))
+    return texts + (ids if with_text else ids // _IDS_PER_CHARACTER)
 
 
 def _prompt(given: str | list[int], model: Model, salt: bytes, index: int, *, with_text: bool) -> Prompt:

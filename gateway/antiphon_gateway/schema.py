@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -209,15 +209,14 @@ def prompts(body: CompletionBody) -> list[str | list[int]]:
         return [prompt]
     if not prompt:
         raise invalid("prompt is an empty list.", param="prompt")
-    if all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise invalid(f"prompt may have {MAX_PROMPTS} items, not {len(prompt)}.", param="prompt")
-    texts: list[str | list[int]] = [item for item in prompt if isinstance(item, str)]
-    lists: list[str | list[int]] = [item for item in prompt if isinstance(item, list)]
-    if len(texts) != len(prompt) and len(lists) != len(prompt):
+    if len(kinds) > 1:
         raise invalid("prompt mixes texts, token ids and lists of them; use one kind.", param="prompt")
-    return texts or lists
+    return cast(list[str | list[int]], prompt)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:

@@ -118,6 +118,8 @@ async def test_chat_parameters_that_cannot_be_honoured_are_named(
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": ["a", [1]]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
         ({"prompt": [1, -1]}, "prompt"),
         ({"prompt": [1, 10**6]}, "prompt"),
         ({"prompt": [[1], []]}, "prompt"),
