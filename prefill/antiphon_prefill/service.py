@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+import grpc
 import grpc.aio
 from antiphon_engine.interface import RequestRefused
 from antiphon_proto import worker_pb2 as wire
@@ -67,6 +68,9 @@ class PrefillService(WorkerService, PrefillServicer):
         try:
             ending = await run.serve()
             log.debug("run %s ended: %s", first.start.request_id, ending)
+            # Only a caller that is still there hears it, and for that one the run did not end as it should.
+            stream.set_code(grpc.StatusCode.ABORTED)
+            stream.set_details(ending)
         finally:
             self._context.metrics.requests.labels("prefill", "complete" if run.complete else "cancelled").inc()
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
@@ -118,6 +119,8 @@ async def test_a_silent_caller_is_given_up(worker):
         await caller.until("done")
         caller.beating = False
         await worker.until_idle(deadline_s=6)
+        assert await caller.call.code() == grpc.StatusCode.ABORTED
+        assert "the decode worker was not heard for 1.5 s" in await caller.call.details()
 
 
 async def test_half_closing_frees_the_blocks(worker):
