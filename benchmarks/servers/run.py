@@ -224,10 +224,11 @@ async def _run(options: argparse.Namespace, folder: Path) -> dict[str, list[dict
                 print(f"round {number}: {server.name}: {measured}", file=sys.stderr)
                 if number:
                     results.setdefault(server.name, []).append(measured)
+            if not number:
+                continue
             measured = await asyncio.to_thread(_measure_generate, generate, random.Random(f"{number} generate"))
             print(f"round {number}: {generate.name}: {measured}", file=sys.stderr)
-            if number:
-                results.setdefault(generate.name, []).append(measured)
+            results.setdefault(generate.name, []).append(measured)
     return results
 
 
