@@ -26,12 +26,22 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Two processes must never share a port by accident.
-    ("grpc.so_reuseport", 0),
-)
+
+def server_options(lost_after_ms: int) -> tuple[tuple[str, int], ...]:
+    """Options of a worker's server.
+
+    A gateway or peer that was given up for its silence may be frozen, or its host gone: then the end of its call never
+    leaves, and call and connection would stay. Pings find that out, later than heartbeats do.
+    """
+    return (
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        # Two processes must never share a port by accident.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 4 * lost_after_ms),
+        ("grpc.keepalive_timeout_ms", 2 * lost_after_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
 
 
 def is_end(message: object) -> bool:

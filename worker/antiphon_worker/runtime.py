@@ -38,7 +38,7 @@ from tokenizers import Tokenizer
 
 from antiphon_worker.bridge import EngineBridge
 from antiphon_worker.card import model_card
-from antiphon_worker.channels import SERVER_OPTIONS, ChannelPool
+from antiphon_worker.channels import ChannelPool, server_options
 from antiphon_worker.engines import create_engine, step_model_prior
 from antiphon_worker.errors import WorkerStartError
 from antiphon_worker.identity import WorkerIdentity, new_identity
@@ -204,7 +204,7 @@ class _Worker:
         engine.start(bridge)
         closing.push_async_callback(asyncio.to_thread, engine.close, ENGINE_CLOSE_S)
 
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=server_options(options.lost_after_ms))
         for service in services:
             service.register(server)
         add_KvBlocksServicer_to_server(links.servicer(), server)
