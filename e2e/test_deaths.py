@@ -129,7 +129,9 @@ async def test_a_frozen_decode_worker_holds_nothing_on_the_prefill_worker(tmp_pa
         running = [asyncio.create_task(house.stream(prompt, max_tokens=50)) for prompt in _prompts(8, seed=80)]
         await prefill.until(lambda status: status["used_blocks"] > 0)
         decode.stop()
+        stopped_at = time.monotonic()
         status = await prefill.until_idle(20)
+        print(f"the prefill worker was idle {time.monotonic() - stopped_at:.2f} s after the decode worker had frozen")
         assert status["pins"] == 0
         answers = await asyncio.gather(*running)
         assert all(answer.error is not None for answer in answers)
