@@ -66,7 +66,7 @@ async def running_gateway(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False) as client:
-                await eventually(lambda: server.started and len(gateway.fleet.workers()) == len(workers))
+                await eventually(lambda: server.started and len(gateway.fleet.workers()) >= len(workers))
                 yield RunningGateway(url, gateway, server, client)
         finally:
             server.should_exit = True
