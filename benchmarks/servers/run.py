@@ -250,6 +250,12 @@ def _table(results: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def _told(options: argparse.Namespace) -> list[str]:
+    """The options of this run, without the folders of the machine it ran on."""
+    peer = ["--llama-server", Path(options.llama_server).name] if options.llama_server else []
+    return [*peer, f"--threads {options.threads}", f"--rounds {options.rounds}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-server", default="", help="llama.cpp's llama-server binary (left out: not compared)")
@@ -264,7 +270,7 @@ def main() -> None:
     print(_table(results))
     now = datetime.now(UTC)
     record = {
-        "command": " ".join(["python", "benchmarks/servers/run.py", f"--threads {options.threads}"]),
+        "command": " ".join(["python benchmarks/servers/run.py", *_told(options)]),
         "time": now.isoformat(timespec="seconds"),
         "machine": platform.processor() or platform.machine(),
         "load_before": load_before,
