@@ -1,0 +1,1 @@
+"""The API server: client, Lease, drift. See `antiphon_operator`."""

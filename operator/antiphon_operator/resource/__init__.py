@@ -1,0 +1,1 @@
+"""The typed resources. See `antiphon_operator`."""
