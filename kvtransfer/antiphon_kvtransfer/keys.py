@@ -5,6 +5,7 @@
     antiphon:{MODEL}:record:WORKER        string: the worker's record (JSON), with the record's time to live
     antiphon:{MODEL}:index:WORKER         hash: incarnation, started_at_ms, sequence, count
     antiphon:{MODEL}:blocks:WORKER        set: 16-byte block hashes
+    antiphon:{MODEL}:model                string: the operator's record of the model (JSON), with its time to live
     antiphon:{MODEL}:events               stream: deltas, republished sets, records, withdrawals
 
 MODEL is the model's name, percent-encoded (so braces in a name cannot move the hash tag). Every key has a time to
@@ -32,6 +33,11 @@ class ModelKeys:
     @property
     def workers(self) -> str:
         return f"{self._prefix}:workers"
+
+    @property
+    def model_record(self) -> str:
+        """Written by the operator only; see `model_record`."""
+        return f"{self._prefix}:model"
 
     @property
     def events(self) -> str:
