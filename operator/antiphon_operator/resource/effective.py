@@ -6,6 +6,9 @@ Defaults that depend on other fields cannot stand in the CRD. They are made here
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from antiphon_operator.names import Role, model_key
 from antiphon_operator.resource.model import ModelSpec, Pool
@@ -60,11 +63,14 @@ def _pool(role: Role, spec: Pool) -> EffectivePool:
     return EffectivePool(role=role, spec=spec, ranks=ranks, gpus_per_pod=gpus_per_pod, pods=ranks // gpus_per_pod)
 
 
+def default_accelerator(spec: ModelSpec) -> str:
+    """What an empty `accelerator.resource` stands for: an extended resource, or `none`."""
+    return "none" if spec.source.uri == "demo" or spec.engine.name == "timed" else "nvidia.com/gpu"
+
+
 def effective_model(*, namespace: str, name: str, uid: str, generation: int, spec: ModelSpec) -> EffectiveModel:
     """Work out the defaults. The spec has passed the CRD's rules and `resource.checks`."""
-    asked = spec.accelerator.resource
-    if not asked:
-        asked = "none" if spec.source.uri == "demo" or spec.engine.name == "timed" else "nvidia.com/gpu"
+    asked = spec.accelerator.resource or default_accelerator(spec)
     pools = () if spec.prefill is None else (_pool("prefill", spec.prefill),)
     return EffectiveModel(
         namespace=namespace,
@@ -76,3 +82,25 @@ def effective_model(*, namespace: str, name: str, uid: str, generation: int, spe
         accelerator=None if asked == "none" else asked,
         pools=(*pools, _pool("decode", spec.decode)),
     )
+
+
+def effective_dict(model: EffectiveModel) -> dict[str, Any]:
+    """The spec with every default in it, for `status.effective`: plain JSON in the spec's own words."""
+    raw: dict[str, Any] = msgspec.to_builtins(model.spec)
+    raw["names"] = list(model.names)
+    raw["accelerator"] = {"resource": model.accelerator or "none"}
+    for pool in model.pools:
+        raw[pool.role]["gpusPerPod"] = pool.gpus_per_pod
+    if model.aggregated:
+        del raw["autoscaling"]["prefill"]
+    return _written(raw)
+
+
+def _written(value: dict[str, Any]) -> dict[str, Any]:
+    """Without what has no default to show: empty texts, lists and objects. Pod templates are echoed as they are."""
+    written = {}
+    for key, inner in value.items():
+        kept = _written(inner) if isinstance(inner, dict) and key != "podTemplate" else inner
+        if kept is not None and kept not in ("", {}, [], ()):
+            written[key] = kept
+    return written
