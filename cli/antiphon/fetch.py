@@ -1,0 +1,313 @@
+"""`antiphon fetch hf://org/name --to FOLDER`: the weights of a model, in a folder named by its commit.
+
+Run by the operator in an init container or a Job, and useful by hand. The folder `FOLDER/org--name--<commit>` appears
+all at once: files are downloaded beside it, flushed to disk, and then the folder is renamed. So whoever sees it sees
+all of it; a run that was killed leaves only a hidden folder, from which the next one goes on. Two at once: the second
+waits for the first, and where the file system knows no locks each downloads for itself and one of them renames.
+
+Only safetensors, JSON, tokenizer and text files are taken, never pickles or code. What may fail is a `FetchError`,
+whose message says which field of the Model to look at and whose exit code says whether starting again may help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import fcntl
+import fnmatch
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antiphon_telemetry.exit import ExitCode, leave
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+TAKEN = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken", "tokenizer.model", "*.spm")
+"""Of the files at the top of a repository."""
+LEFT = ("consolidated*.safetensors", "training_args*", ".*")
+"""`consolidated` files hold the same weights a second time."""
+
+_URI = re.compile(r"^hf://([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)$")
+_COMMIT = re.compile(r"^[0-9a-f]{40}$")
+_REQUEST_TIMEOUT_S = 30.0
+_AT_ONCE = 4
+_PROGRESS_S = 10.0
+_SPARE_BYTES = 64 * 1024 * 1024
+_LONGEST_MESSAGE = 4000
+"""Kubernetes keeps 4,096 bytes of a termination message."""
+
+
+class FetchError(Exception):
+    """The weights cannot be had. The message says what to do next."""
+
+    def __init__(self, message: str, exit_code: ExitCode) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model as the hub has it."""
+
+    repository: str
+    commit: str
+    sizes: dict[str, int]
+    """Bytes of each file that is taken, by name."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+
+def run_fetch(arguments: Sequence[str]) -> int:
+    """The command; its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="antiphon fetch",
+        description="Downloads a model's weights into a folder named by its commit. "
+        "HF_TOKEN and HF_ENDPOINT are honoured.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("uri", help="hf://org/name")
+    parser.add_argument("--revision", default="", help="branch, tag or commit (default: the main branch)")
+    parser.add_argument("--to", required=True, type=Path, help="folder in which the model's own folder is made")
+    parser.add_argument("--resolve-only", action="store_true", help="say which commit and how large, download nothing")
+    parser.add_argument(
+        "--termination-log", type=Path, help='file to write {"revision", "size_bytes", "path"}, or the error, to'
+    )
+    given = parser.parse_args(arguments)
+    # The first process of a container ignores signals that it has no handler for.
+    signal.signal(signal.SIGTERM, _told_to_end)
+    try:
+        message, code = fetch(given.uri, given.revision, given.to, resolve_only=given.resolve_only), ExitCode.OK
+    except FetchError as error:
+        message, code = str(error), error.exit_code
+    _say(message)
+    if given.termination_log is not None:
+        try:
+            given.termination_log.write_text(message[:_LONGEST_MESSAGE])
+        except OSError as error:
+            _say(f"{given.termination_log} cannot be written: {error}")
+            code = code or ExitCode.FAILURE
+    return code
+
+
+def fetch(uri: str, revision: str, to: Path, *, resolve_only: bool = False) -> str:
+    """Fetch (or only find) the model; what was found, as one line of JSON. Raises FetchError."""
+    match = _URI.match(uri)
+    if match is None:
+        raise FetchError(f"{uri!r} is not `hf://org/name`: correct spec.source.uri", ExitCode.BAD_INPUT)
+    repository = match[1]
+    if not resolve_only and _COMMIT.match(revision) and (folder := _folder(to, repository, revision)).is_dir():
+        return _told(revision, _bytes_below(folder), folder)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from huggingface_hub import HfApi
+
+    hub = HfApi(library_name="antiphon")
+    with _explained(repository, revision, hub.endpoint):
+        found = _find(hub, repository, revision)
+    folder = _folder(to, repository, found.commit)
+    _say(f"{repository} at {revision or 'its main branch'}: commit {found.commit}, {_gigabytes(found.size_bytes)}")
+    if not resolve_only:
+        with _explained(repository, revision, hub.endpoint):
+            _bring(hub, found, folder)
+    return _told(found.commit, found.size_bytes, folder)
+
+
+def _folder(to: Path, repository: str, commit: str) -> Path:
+    return to / f"{repository.replace('/', '--')}--{commit}"
+
+
+def _told(commit: str, size_bytes: int, folder: Path) -> str:
+    return json.dumps({"revision": commit, "size_bytes": size_bytes, "path": str(folder)})
+
+
+def _find(hub: HfApi, repository: str, revision: str) -> Found:
+    info = hub.model_info(repository, revision=revision or None, files_metadata=True, timeout=_REQUEST_TIMEOUT_S)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _is_taken(file.rfilename)}
+    if info.sha is None or not any(name.endswith(".safetensors") for name in sizes):
+        raise FetchError(
+            f"{repository} has no safetensors files (pickles are not loaded): name a repository in safetensors "
+            "format in spec.source.uri",
+            ExitCode.BAD_INPUT,
+        )
+    return Found(repository=repository, commit=info.sha, sizes=sizes)
+
+
+def _is_taken(name: str) -> bool:
+    def matches(patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    return "/" not in name and matches(TAKEN) and not matches(LEFT)
+
+
+def _bring(hub: HfApi, found: Found, folder: Path) -> None:
+    """Download beside `folder`, then make it appear."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder) as partial:
+        if folder.is_dir():
+            _say(f"{folder} is there already")
+            return
+        partial.mkdir(exist_ok=True)
+        missing = found.size_bytes - _bytes_below(partial)
+        free = shutil.disk_usage(partial).free
+        if missing + _SPARE_BYTES > free:
+            raise FetchError(
+                f"{_gigabytes(missing)} are still to be written below {folder.parent}, where {_gigabytes(free)} are "
+                "free: make the claim larger, or raise spec.source.cache.size on nodes with larger disks",
+                ExitCode.FAILURE,
+            )
+        _download(hub, found, partial)
+        shutil.rmtree(partial / ".cache", ignore_errors=True)  # the hub client's notes
+        _flush(partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another one, without locks, was first
+                raise
+            shutil.rmtree(partial)
+        _flush_entry(folder.parent)
+
+
+def _download(hub: HfApi, found: Found, partial: Path) -> None:
+    """All files, a few at once; the first failure ends it."""
+    workers = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch")
+    try:
+        running = {
+            workers.submit(hub.hf_hub_download, found.repository, name, revision=found.commit, local_dir=partial): name
+            for name in sorted(found.sizes, key=lambda name: -found.sizes[name])
+        }
+        left = set(running)
+        while left:
+            done, left = concurrent.futures.wait(left, _PROGRESS_S, concurrent.futures.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+                _say(f"{running[one]} is here, {len(left)} files to go")
+            if not done:
+                _say(f"{_gigabytes(_bytes_below(partial))} of {_gigabytes(found.size_bytes)}")
+    finally:
+        workers.shutdown(wait=False, cancel_futures=True)
+    for name, size in found.sizes.items():
+        if (partial / name).stat().st_size != size:
+            (partial / name).unlink()
+            raise FetchError(f"{name} has not the size that the hub names: fetch again", ExitCode.UNAVAILABLE)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[Path]:
+    """The folder to download into, which nobody else writes to.
+
+    The kernel gives the lock back when its holder ends, however it ends.
+    """
+    lock_file = folder.with_name(f".{folder.name}.lock")
+    with lock_file.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"another one fetches {folder.name}: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            _say(f"no locks on this file system ({error}): fetching apart")
+            yield folder.with_name(f".{folder.name}.partial-{secrets.token_hex(4)}")
+            return
+        yield folder.with_name(f".{folder.name}.partial")
+
+
+def _flush(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _flush_entry(path)
+    _flush_entry(folder)
+
+
+def _flush_entry(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed while we look
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+@contextlib.contextmanager
+def _explained(repository: str, revision: str, endpoint: str) -> Iterator[None]:
+    """Turn what the hub's client raises into a FetchError that names the field to look at."""
+    import httpx2
+    from huggingface_hub import errors
+
+    secret = "spec.source.secretRef (a Secret whose key `token` holds an access token)"
+    try:
+        yield
+    except FetchError:
+        raise
+    except errors.GatedRepoError as error:
+        raise FetchError(
+            f"{repository} is gated: accept its terms on {endpoint}, and name the token of that account in {secret}",
+            ExitCode.BAD_INPUT,
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise FetchError(
+            f"{repository} has no revision {revision!r}: name a branch, tag or commit of it in spec.source.revision",
+            ExitCode.BAD_INPUT,
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise FetchError(
+            f"{endpoint} shows no model {repository}: correct spec.source.uri or, if it is private, name a token that "
+            f"may read it in {secret}",
+            ExitCode.BAD_INPUT,
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise FetchError(
+                f"{endpoint} refuses the token for {repository} ({status}): name one that may read it in {secret}",
+                ExitCode.BAD_INPUT,
+            ) from error
+        raise FetchError(
+            f"{endpoint} answers {status} for {repository}: it will be tried again", ExitCode.UNAVAILABLE
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise _no_network(endpoint, error.__cause__ or error) from error
+    except OSError as error:
+        if error.errno is None:  # raised by the client, not by the file system
+            raise _no_network(endpoint, error) from error
+        raise FetchError(f"the weights cannot be written: {error}", ExitCode.FAILURE) from error
+    except (httpx2.HTTPError, errors.XetDownloadError) as error:
+        raise _no_network(endpoint, error) from error
+
+
+def _no_network(endpoint: str, cause: BaseException) -> FetchError:
+    return FetchError(
+        f"{endpoint} cannot be reached ({type(cause).__name__}: {cause}): check the cluster's egress, spec.proxy and "
+        "spec.caBundle, or HF_ENDPOINT",
+        ExitCode.UNAVAILABLE,
+    )
+
+
+def _told_to_end(number: int, frame: Any) -> None:
+    _say("told to end: what is here is kept for the next time")
+    leave(ExitCode.FAILURE)
+
+
+def _gigabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.2f} GB"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
