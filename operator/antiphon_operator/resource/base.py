@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from msgspec import Meta, Struct
 
 SAYS = "x-antiphon-says"
@@ -36,6 +37,12 @@ class Resource(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=
     """Python's snake_case is the YAML's camelCase."""
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
+
+
+def plain(resource: Resource) -> dict[str, Any]:
+    """As JSON has it: camelCase keys, lists rather than tuples. Every field is there, also those at their default."""
+    written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(resource))
+    return written
 
 
 def about(description: str, **bounds: Any) -> Meta:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon_operator.resource.base import Resource
+from antiphon_operator.resource.base import Resource, plain
 from antiphon_operator.resource.effective import default_accelerator
 from antiphon_operator.resource.model import ModelSpec, Pool
 from antiphon_operator.resource.quantities import normal_quantity
@@ -147,7 +147,7 @@ def pod_affecting(spec: ModelSpec) -> dict[str, Any]:
     kept: dict[str, Any] = {"decode": {}}
     if spec.prefill is not None:
         kept["prefill"] = {}
-    raw: dict[str, Any] = msgspec.to_builtins(spec)
+    raw = plain(spec)
     for leaf in leaves():
         if CHANGES[leaf.path].change is not Change.NEW_REVISION:
             continue

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from antiphon_operator.names import Role, model_key
+from antiphon_operator.resource.base import plain
 from antiphon_operator.resource.model import ModelSpec, Pool
 
 
@@ -86,7 +85,7 @@ def effective_model(*, namespace: str, name: str, uid: str, generation: int, spe
 
 def effective_dict(model: EffectiveModel) -> dict[str, Any]:
     """The spec with every default in it, for `status.effective`: plain JSON in the spec's own words."""
-    raw: dict[str, Any] = msgspec.to_builtins(model.spec)
+    raw = plain(model.spec)
     raw["names"] = list(model.names)
     raw["accelerator"] = {"resource": model.accelerator or "none"}
     for pool in model.pools:
@@ -101,6 +100,6 @@ def _written(value: dict[str, Any]) -> dict[str, Any]:
     written = {}
     for key, inner in value.items():
         kept = _written(inner) if isinstance(inner, dict) and key != "podTemplate" else inner
-        if kept is not None and kept not in ("", {}, [], ()):
+        if kept is not None and kept not in ("", {}, []):
             written[key] = kept
     return written

@@ -70,6 +70,11 @@ class Source(Resource, frozen=True, kw_only=True):
 
     RULES: ClassVar = (
         Rule(
+            "!self.uri.startsWith('pvc://') || !self.uri.contains('..')",
+            "the path of a pvc:// source goes down from the claim's root: write it without '..'",
+            lambda it: not it.uri.startswith("pvc://") or ".." not in it.uri,
+        ),
+        Rule(
             "self.uri.startsWith('hf://') || !has(self.revision) || self.revision == ''",
             "revision goes with an hf:// source only: remove revision",
             lambda it: it.uri.startswith("hf://") or it.revision == "",

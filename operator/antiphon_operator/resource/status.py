@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, field
 
-from antiphon_operator.resource.base import Resource, about
+from antiphon_operator.resource.base import Resource, about, plain
 from antiphon_operator.resource.reasons import ConditionType, Phase, Reason
 
 Time = Annotated[str, Meta(max_length=32)]
@@ -134,7 +133,7 @@ def shortened(message: str) -> str:
 
 def to_json(status: ModelStatus | PoolStatus) -> dict[str, Any]:
     """As it is written to the API server: what is not known is left out; 0 and False are kept."""
-    raw: dict[str, Any] = msgspec.to_builtins(status)
+    raw = plain(status)
     return {key: pruned for key, value in raw.items() if (pruned := _known(key, value)) not in (None, "", {})}
 
 
