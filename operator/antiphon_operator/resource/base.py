@@ -86,3 +86,11 @@ ObjectName = Annotated[
         min_length=1,
     ),
 ]
+OptionalName = Annotated[
+    str,
+    form(
+        f"^$|{OBJECT_NAME}",
+        "write the name of an object in the Model's namespace: lower-case letters, digits, '-' and '.'",
+        max_length=253,
+    ),
+]

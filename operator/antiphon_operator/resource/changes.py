@@ -62,8 +62,8 @@ _POOL: Mapping[str, ChangeRule] = {
 CHANGES: Mapping[str, ChangeRule] = {
     "source.uri": _new("other weights"),
     "source.revision": _new("other weights; resolved to a commit first"),
-    "source.secretRef.name": _new("pods that download read it"),
-    "source.secretRef.key": _new("pods that download read it"),
+    "source.secretRef.name": _new("pods that download read it; in place where none does"),
+    "source.secretRef.key": _new("pods that download read it; in place where none does"),
     "source.cache.type": _new("the weights lie elsewhere"),
     "source.cache.size": _new("part of the pod's volume"),
     "source.cache.claimName": _new("the weights lie elsewhere"),
@@ -100,11 +100,11 @@ CHANGES: Mapping[str, ChangeRule] = {
     "rollout.paused": _in_place("no further step is taken"),
     "imagePullSecrets": _new("part of the pod"),
     "serviceAccountName": _new("part of the pod"),
-    "caBundle.name": _new("mounted into pods that download"),
-    "caBundle.key": _new("mounted into pods that download"),
-    "proxy.httpProxy": _new("the pod's environment"),
-    "proxy.httpsProxy": _new("the pod's environment"),
-    "proxy.noProxy": _new("the pod's environment"),
+    "caBundle.name": _new("mounted where the weights are downloaded; in place where no pod downloads"),
+    "caBundle.key": _new("mounted where the weights are downloaded; in place where no pod downloads"),
+    "proxy.httpProxy": _new("the environment of downloads; in place where no pod downloads"),
+    "proxy.httpsProxy": _new("the environment of downloads; in place where no pod downloads"),
+    "proxy.noProxy": _new("the environment of downloads; in place where no pod downloads"),
 }
 """By the field's path in the spec. Adding or removing `prefill` as a whole is a new revision too."""
 
@@ -193,10 +193,31 @@ def _gpus_per_pod(pool: Callable[[ModelSpec], Pool | None]) -> Callable[[int, Mo
     return normal
 
 
+def _where_pods_download(value: Any, spec: ModelSpec) -> Any:
+    source = spec.source
+    downloads = source.uri.startswith("hf://") and source.cache.type == "Ephemeral" and spec.engine.name != "timed"
+    return value if downloads else None
+
+
+def _with_rdma(value: Any, spec: ModelSpec) -> Any:
+    return None if spec.kv_cache.transfer.rdma.resource in ("", "none") else value
+
+
 _NORMAL: Mapping[str, Callable[[Any, ModelSpec], Any]] = {
+    "source.secretRef.name": _where_pods_download,
+    "source.secretRef.key": _where_pods_download,
     "source.cache.size": lambda value, _: normal_quantity(value),
+    "caBundle.name": _where_pods_download,
+    "caBundle.key": _where_pods_download,
+    "proxy.httpProxy": _where_pods_download,
+    "proxy.httpsProxy": _where_pods_download,
+    "proxy.noProxy": _where_pods_download,
     "accelerator.resource": _accelerator,
+    "kvCache.transfer.rdma.resource": _with_rdma,
+    "kvCache.transfer.rdma.count": _with_rdma,
+    "kvCache.transfer.rdma.networks": _with_rdma,
     "prefill.gpusPerPod": _gpus_per_pod(lambda spec: spec.prefill),
     "decode.gpusPerPod": _gpus_per_pod(lambda spec: spec.decode),
     **{f"{pool}.resources.{which}": _amounts for pool in ("prefill", "decode") for which in ("requests", "limits")},
 }
+"""How a value is made canonical. None: it makes no difference to this spec's pods."""

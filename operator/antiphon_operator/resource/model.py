@@ -18,6 +18,7 @@ from antiphon_operator.names import MAX_MODEL_NAME
 from antiphon_operator.resource.base import (
     Amount,
     Duration,
+    OptionalName,
     Quantity,
     Resource,
     Rule,
@@ -156,11 +157,10 @@ class ModelSpec(Resource, frozen=True, kw_only=True):
         tuple[NamedReference, ...], about("Secrets for pulling the worker image.", max_length=16)
     ] = ()
     service_account_name: Annotated[
-        str,
+        OptionalName,
         about(
             "ServiceAccount of the pods. Empty: one of the Model's own, which may do nothing. No token is mounted "
-            "either way.",
-            max_length=253,
+            "either way."
         ),
     ] = ""
     ca_bundle: Annotated[

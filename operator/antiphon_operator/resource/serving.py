@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from antiphon_operator.resource.base import LABEL_KEY, Amount, Quantity, Resource, Rule, about, form
+from antiphon_operator.resource.base import LABEL_KEY, Amount, ObjectName, Quantity, Resource, Rule, about, form
 from antiphon_operator.resource.source import EXTENDED_RESOURCE
 
 NETWORK = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
@@ -213,11 +213,11 @@ class Proxy(Resource, frozen=True, kw_only=True):
 class NamedReference(Resource, frozen=True, kw_only=True):
     """An object of the Model's namespace."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=253), about("Name of a Secret in the Model's namespace.")]
+    name: Annotated[ObjectName, about("Name of a Secret in the Model's namespace.")]
 
 
 class ConfigMapKey(Resource, frozen=True, kw_only=True):
     """A key of a ConfigMap."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=253), about("Name of a ConfigMap in the Model's namespace.")]
+    name: Annotated[ObjectName, about("Name of a ConfigMap in the Model's namespace.")]
     key: Annotated[str, about("Key in it that holds the certificates (PEM).", min_length=1, max_length=253)] = "ca.crt"

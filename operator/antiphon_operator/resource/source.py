@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from antiphon_operator.resource.base import ObjectName, Quantity, Resource, Rule, about, form
+from antiphon_operator.resource.base import ObjectName, OptionalName, Quantity, Resource, Rule, about, form
 
 URI = (
     r"^(demo|hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+"
@@ -56,11 +56,10 @@ class Cache(Resource, frozen=True, kw_only=True):
         about("Size limit of the Ephemeral volume, such as 80Gi; a pod that exceeds it is evicted."),
     ] = None
     claim_name: Annotated[
-        str,
+        OptionalName,
         about(
             "PersistentVolumeClaim in the Model's namespace, with access mode ReadWriteMany or ReadOnlyMany. Several "
-            "Models may share it.",
-            max_length=253,
+            "Models may share it."
         ),
     ] = ""
 
