@@ -2,8 +2,8 @@
 
 Run by the operator in an init container or a Job, and useful by hand. The folder `FOLDER/org--name--<commit>` appears
 all at once: files are downloaded beside it, flushed to disk, and then the folder is renamed. So whoever sees it sees
-all of it; a run that was killed leaves only a hidden folder, from which the next one goes on. Two at once: the second
-waits for the first, and where the file system knows no locks each downloads for itself and one of them renames.
+all of it; a run that was killed leaves only a hidden folder, whose whole files the next one keeps. Two at once: the
+second waits for the first, and where the file system knows no locks each downloads for itself and one renames.
 
 Only safetensors, JSON, tokenizer and text files are taken, never pickles or code. What may fail is a `FetchError`,
 whose message says which field of the Model to look at and whose exit code says whether starting again may help.
@@ -23,12 +23,15 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphon_telemetry.exit import ExitCode, leave
+
+from antiphon.fetch_errors import FetchError, explained
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -44,16 +47,13 @@ _REQUEST_TIMEOUT_S = 30.0
 _AT_ONCE = 4
 _PROGRESS_S = 10.0
 _SPARE_BYTES = 64 * 1024 * 1024
+_USUAL_CERTIFICATES = (
+    Path("/etc/ssl/certs/ca-certificates.crt"),
+    Path("/etc/pki/tls/certs/ca-bundle.crt"),
+    Path("/etc/ssl/cert.pem"),
+)
 _LONGEST_MESSAGE = 4000
 """Kubernetes keeps 4,096 bytes of a termination message."""
-
-
-class FetchError(Exception):
-    """The weights cannot be had. The message says what to do next."""
-
-    def __init__(self, message: str, exit_code: ExitCode) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +111,35 @@ def fetch(uri: str, revision: str, to: Path, *, resolve_only: bool = False) -> s
     if not resolve_only and _COMMIT.match(revision) and (folder := _folder(to, repository, revision)).is_dir():
         return _told(revision, _bytes_below(folder), folder)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    _trust_the_usual_too()
     from huggingface_hub import HfApi
 
-    hub = HfApi(library_name="antiphon")
-    with _explained(repository, revision, hub.endpoint):
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="antiphon")
+    with explained(repository, revision, hub.endpoint):
         found = _find(hub, repository, revision)
     folder = _folder(to, repository, found.commit)
     _say(f"{repository} at {revision or 'its main branch'}: commit {found.commit}, {_gigabytes(found.size_bytes)}")
     if not resolve_only:
-        with _explained(repository, revision, hub.endpoint):
+        with explained(repository, revision, hub.endpoint):
             _bring(hub, found, folder)
     return _told(found.commit, found.size_bytes, folder)
+
+
+def _trust_the_usual_too() -> None:
+    """SSL_CERT_FILE names the Model's own certificates; they are to count beside the image's, not instead of them."""
+    own = os.environ.get("SSL_CERT_FILE")
+    usual = next((path for path in _USUAL_CERTIFICATES if path.is_file()), None)
+    if not own or usual is None:
+        return
+    try:
+        both = usual.read_bytes() + b"\n" + Path(own).read_bytes()
+    except OSError as error:
+        raise FetchError(
+            f"the certificates cannot be read: {error}: correct spec.caBundle", ExitCode.BAD_INPUT
+        ) from error
+    together = Path(tempfile.mkdtemp(prefix="antiphon-")) / "ca.crt"
+    together.write_bytes(both)
+    os.environ["SSL_CERT_FILE"] = os.environ["REQUESTS_CA_BUNDLE"] = str(together)
 
 
 def _folder(to: Path, repository: str, commit: str) -> Path:
@@ -159,6 +177,8 @@ def _bring(hub: HfApi, found: Found, folder: Path) -> None:
             _say(f"{folder} is there already")
             return
         partial.mkdir(exist_ok=True)
+        for piece in partial.rglob("*.incomplete"):  # of a run that was killed: the client begins a file anew
+            piece.unlink()
         missing = found.size_bytes - _bytes_below(partial)
         free = shutil.disk_usage(partial).free
         if missing + _SPARE_BYTES > free:
@@ -243,61 +263,6 @@ def _bytes_below(folder: Path) -> int:
         with contextlib.suppress(FileNotFoundError):  # renamed while we look
             total += path.stat().st_size if path.is_file() else 0
     return total
-
-
-@contextlib.contextmanager
-def _explained(repository: str, revision: str, endpoint: str) -> Iterator[None]:
-    """Turn what the hub's client raises into a FetchError that names the field to look at."""
-    import httpx2
-    from huggingface_hub import errors
-
-    secret = "spec.source.secretRef (a Secret whose key `token` holds an access token)"
-    try:
-        yield
-    except FetchError:
-        raise
-    except errors.GatedRepoError as error:
-        raise FetchError(
-            f"{repository} is gated: accept its terms on {endpoint}, and name the token of that account in {secret}",
-            ExitCode.BAD_INPUT,
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise FetchError(
-            f"{repository} has no revision {revision!r}: name a branch, tag or commit of it in spec.source.revision",
-            ExitCode.BAD_INPUT,
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise FetchError(
-            f"{endpoint} shows no model {repository}: correct spec.source.uri or, if it is private, name a token that "
-            f"may read it in {secret}",
-            ExitCode.BAD_INPUT,
-        ) from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        if status in (401, 403):
-            raise FetchError(
-                f"{endpoint} refuses the token for {repository} ({status}): name one that may read it in {secret}",
-                ExitCode.BAD_INPUT,
-            ) from error
-        raise FetchError(
-            f"{endpoint} answers {status} for {repository}: it will be tried again", ExitCode.UNAVAILABLE
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise _no_network(endpoint, error.__cause__ or error) from error
-    except OSError as error:
-        if error.errno is None:  # raised by the client, not by the file system
-            raise _no_network(endpoint, error) from error
-        raise FetchError(f"the weights cannot be written: {error}", ExitCode.FAILURE) from error
-    except (httpx2.HTTPError, errors.XetDownloadError) as error:
-        raise _no_network(endpoint, error) from error
-
-
-def _no_network(endpoint: str, cause: BaseException) -> FetchError:
-    return FetchError(
-        f"{endpoint} cannot be reached ({type(cause).__name__}: {cause}): check the cluster's egress, spec.proxy and "
-        "spec.caBundle, or HF_ENDPOINT",
-        ExitCode.UNAVAILABLE,
-    )
 
 
 def _told_to_end(number: int, frame: Any) -> None:
