@@ -6,6 +6,7 @@ import logging
 import platform
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def test_a_damaged_library_is_not_fatal(tmp_path: Path) -> None:
     damaged.write_bytes(b"\x7fELF")
     with pytest.raises(BuildFailed, match=r"decoder\.so"):
         load(damaged)
+
+
+def test_where_the_cache_folder_takes_no_files_the_process_compiles_for_itself(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "cache"
+    in_the_way.write_text("as unwritable as the file system of an image, for every user")
+    left_before = set(Path(tempfile.gettempdir()).glob("antiphon-kernels-*"))
+    library = kernel_library(in_the_way / "kernels")
+    assert library is not None
+    assert library.antiphon_panel() in (8, 16, 32)
+    assert set(Path(tempfile.gettempdir()).glob("antiphon-kernels-*")) <= left_before
 
 
 def test_without_a_compiler_the_torch_path_serves(

@@ -39,11 +39,24 @@ class BuildFailed(Exception):
     """The kernels could not be compiled or loaded here."""
 
 
+class FolderNotWritable(BuildFailed):
+    """The folder that should keep the library takes no files: it is part of an image, or another user's."""
+
+
 @functools.cache
 def kernel_library(folder: Path | None = None) -> ctypes.CDLL | None:
-    """The compiled kernels, kept in `folder` (default: the cache folder's `kernels`), or None, said in one log line."""
+    """The compiled kernels, kept in `folder` (default: the cache folder's `kernels`), or None, said in one log line.
+
+    Where that folder takes no files, the library is compiled for this process alone and its file is removed at once.
+    """
+    kept = folder or default_cache_dir() / "kernels"
     try:
-        return load(build(folder or default_cache_dir() / "kernels"))
+        try:
+            return load(build(kept))
+        except FolderNotWritable as error:
+            logger.info("kernels are compiled for this process only: %s", error)
+            with tempfile.TemporaryDirectory(prefix="antiphon-kernels-") as scratch:
+                return load(build(Path(scratch)))
     except BuildFailed as error:
         logger.warning("no compiled kernels, slower torch operations are used instead: %s", error)
         return None
@@ -65,7 +78,7 @@ def build(folder: Path, compiler: str | None = None, extra_flags: Sequence[str] 
             _run([compiler, *flags, str(SOURCE), "-o", str(output)])
             os.replace(output, target)
     except OSError as error:
-        raise BuildFailed(f"the kernels cannot be written to {folder}: {error}") from error
+        raise FolderNotWritable(f"the kernels cannot be written to {folder}: {error}") from error
     logger.info("kernels compiled path=%s", target)
     return target
 
