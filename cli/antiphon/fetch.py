@@ -70,8 +70,7 @@ class Found:
         return sum(self.sizes.values())
 
 
-def run_fetch(arguments: Sequence[str]) -> int:
-    """The command; its exit code."""
+def fetch_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="antiphon fetch",
         description="Downloads a model's weights into a folder named by its commit. "
@@ -85,7 +84,12 @@ def run_fetch(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--termination-log", type=Path, help='file to write {"revision", "size_bytes", "path"}, or the error, to'
     )
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run_fetch(arguments: Sequence[str]) -> int:
+    """The command; its exit code."""
+    given = fetch_parser().parse_args(arguments)
     # The first process of a container ignores signals that it has no handler for.
     signal.signal(signal.SIGTERM, _told_to_end)
     try:

@@ -36,15 +36,18 @@ def explained(repository: str, revision: str, endpoint: str) -> Iterator[None]:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise FetchError(
-            f"{repository} has no revision {revision!r}: name a branch, tag or commit of it in spec.source.revision",
+            f"no such revision {revision!r} of {repository}: name a branch, tag or commit of it in "
+            "spec.source.revision",
             ExitCode.BAD_INPUT,
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise FetchError(
-            f"{endpoint} shows no model {repository}: correct spec.source.uri or, if it is private, name a token that "
-            f"may read it in {secret}",
-            ExitCode.BAD_INPUT,
-        ) from error
+        # Without a token the hub does not tell what is private from what is not there.
+        advice = (
+            "correct spec.source.uri, or let the account of spec.source.secretRef read it"
+            if os.environ.get("HF_TOKEN")
+            else f"correct spec.source.uri or, if it is private, name a token in {secret}"
+        )
+        raise FetchError(f"no such model {repository} on {endpoint}: {advice}", ExitCode.BAD_INPUT) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):

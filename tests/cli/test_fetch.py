@@ -188,10 +188,10 @@ def test_a_token_is_used(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("uri", "revision", "sentence", "code"),
     [
-        ("hf://org/missing", "main", r"shows no model org/missing: correct spec\.source\.uri", ExitCode.BAD_INPUT),
+        ("hf://org/missing", "main", r"no such model org/missing .*: correct spec\.source\.uri", ExitCode.BAD_INPUT),
         ("hf://org/gated", "main", r"is gated: accept its terms .* spec\.source\.secretRef", ExitCode.BAD_INPUT),
         ("hf://org/wrong-token", "main", r"refuses the token .* spec\.source\.secretRef", ExitCode.BAD_INPUT),
-        ("hf://org/tiny", "v9", r"no revision 'v9': .* spec\.source\.revision", ExitCode.BAD_INPUT),
+        ("hf://org/tiny", "v9", r"no such revision 'v9' .* spec\.source\.revision", ExitCode.BAD_INPUT),
         ("hf://org/pickled", "main", r"no safetensors files", ExitCode.BAD_INPUT),
         ("hf://org/broken", "main", r"answers 500", ExitCode.UNAVAILABLE),
         ("pvc://claim", "", r"is not `hf://org/name`", ExitCode.BAD_INPUT),
