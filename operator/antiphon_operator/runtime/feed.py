@@ -1,0 +1,63 @@
+"""From kopf's handlers into the caches, and from there to the queue.
+
+Planning on half-filled caches would see replicas missing that are only not listed yet. So nothing is woken before the
+first listing of *all* kinds has been taken in. kopf gives the sign: it feeds index handlers while it lists, and calls
+event handlers only once every kind that has an index handler is listed whole. So each kind has both. The index handler
+fills the caches; the first call of any event handler opens the gate and wakes every Model.
+
+After a watch that broke off for too long (410), kopf lists the kind anew and says nothing of what was deleted between.
+Its events then have no type, as in the first listing: from that we know, and have `ghosts` compare the kind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from antiphon_operator.plan.observed import Object
+from antiphon_operator.runtime.caches import Caches
+from antiphon_operator.runtime.objects import uid_of
+
+log = logging.getLogger("antiphon.operator.feed")
+
+
+class Feed:
+    """See the module's docstring."""
+
+    def __init__(self, caches: Caches, wake: Callable[[str], None], relisted: Callable[[str], None]) -> None:
+        """`relisted` is told a kind that kopf has listed anew."""
+        self._caches = caches
+        self._wake = wake
+        self._relisted = relisted
+        self._unheard: set[str] = set()
+        self._open = False
+
+    @property
+    def complete(self) -> bool:
+        """All kinds have been listed."""
+        return self._open
+
+    def seen(self, kind: str, thing: Object) -> None:
+        """From an index handler: the object is there, and looks like this."""
+        self.wake_all(self._caches.put(kind, thing))
+
+    def happened(self, kind: str, event: str | None, thing: Object) -> None:
+        """From an event handler. `event`: None for what a listing found."""
+        if not self._open:
+            self._begin()
+        if event == "DELETED":
+            self.wake_all(self._caches.remove(kind, thing))
+        elif event is None and uid_of(thing) not in self._unheard:
+            self._relisted(kind)
+        self._unheard.discard(uid_of(thing))
+
+    def wake_all(self, keys: Iterable[str]) -> None:
+        if self._open:
+            for key in keys:
+                self._wake(key)
+
+    def _begin(self) -> None:
+        self._open = True
+        self._unheard = set(self._caches.all_uids())
+        log.info("all kinds are listed: %d objects, %d Models", self._caches.size(), len(self._caches.model_keys()))
+        self.wake_all(self._caches.model_keys())

@@ -1,0 +1,58 @@
+"""Nobody is woken before all kinds are listed; a listing that comes again is noticed."""
+
+from __future__ import annotations
+
+from antiphon_operator.runtime.caches import Caches
+from antiphon_operator.runtime.feed import Feed
+
+from tests.support.kube_objects import changed, model, owned
+
+
+def test_models_are_woken_together_once_all_is_listed() -> None:
+    woken: list[str] = []
+    caches = Caches()
+    feed = Feed(caches, woken.append, lambda kind: None)
+    qwen, llama = model(), model("llama")
+    feed.seen("Model", qwen)
+    feed.seen("Model", llama)
+    assert not feed.complete
+    assert woken == []
+    feed.seen("StatefulSet", owned(qwen, "StatefulSet", "a"))
+    feed.happened("Model", None, qwen)
+    assert feed.complete
+    assert sorted(woken) == ["chat/llama", "chat/qwen"]
+    woken.clear()
+    feed.happened("Model", None, llama)
+    assert woken == [], "it was heard of before"
+    feed.seen("StatefulSet", owned(llama, "StatefulSet", "b"))
+    assert woken == ["chat/llama"]
+
+
+def test_what_is_listed_anew_is_told_by_its_kind() -> None:
+    relisted: list[str] = []
+    feed = Feed(Caches(), lambda key: None, relisted.append)
+    qwen = model()
+    child = owned(qwen, "StatefulSet", "a")
+    for kind, one in (("Model", qwen), ("StatefulSet", child)):
+        feed.seen(kind, one)
+    for kind, one in (("Model", qwen), ("StatefulSet", child)):
+        feed.happened(kind, None, one)
+    assert relisted == [], "the first listing is none anew"
+    feed.seen("StatefulSet", child)
+    feed.happened("StatefulSet", None, child)
+    assert relisted == ["StatefulSet"]
+
+
+def test_a_deleted_object_wakes_its_model() -> None:
+    woken: list[str] = []
+    caches = Caches()
+    feed = Feed(caches, woken.append, lambda kind: None)
+    qwen = model()
+    child = owned(qwen, "StatefulSet", "a")
+    feed.seen("Model", qwen)
+    feed.seen("StatefulSet", child)
+    feed.happened("Model", None, qwen)
+    woken.clear()
+    feed.happened("StatefulSet", "DELETED", changed(child))
+    assert woken == ["chat/qwen"]
+    assert caches.children(qwen) == ()
