@@ -57,6 +57,8 @@ class Reason(StrEnum):
     SPEC_REFUSED = "SpecRefused"
     NAME_CONFLICT = "NameConflict"
     WAITING = "Waiting"
+    APPLY_FAILED = "ApplyFailed"
+    INTERNAL_ERROR = "InternalError"
     # the weights
     AVAILABLE = "Available"
     RESOLVING = "Resolving"
@@ -114,6 +116,8 @@ REASON_MEANINGS: dict[Reason, str] = {
     Reason.SPEC_REFUSED: "The spec asks for something that cannot be; the message says what to change.",
     Reason.NAME_CONFLICT: "An older Model has one of the names; its workers serve it and this Model starts none.",
     Reason.WAITING: "Something else has to happen first; the message says what.",
+    Reason.APPLY_FAILED: "The API server refused one of the Model's objects; the message has its words.",
+    Reason.INTERNAL_ERROR: "The operator failed on this Model; its pods are left as they are, and it tries again.",
     Reason.AVAILABLE: "The weights are where the pods can read them.",
     Reason.RESOLVING: "The revision of the repository is being looked up.",
     Reason.FETCHING: "The weights are being fetched into the claim.",
