@@ -11,11 +11,11 @@ from fractions import Fraction
 from antiphon_operator.resource.base import QUANTITY
 
 _FORM = re.compile(QUANTITY)
-_SPLIT = re.compile(r"([0-9.]+)([A-Za-z]*)")
-_DECIMAL = {"m": Fraction(1, 1000), "": Fraction(1), "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9)}
-_DECIMAL |= {"T": Fraction(10**12), "P": Fraction(10**15)}
-_BINARY = {unit: Fraction(1024**power) for power, unit in enumerate(("", "Ki", "Mi", "Gi", "Ti", "Pi")) if unit}
-_UNITS = _DECIMAL | _BINARY
+_SPLIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)", re.ASCII)
+_DECIMAL = {unit: Fraction(1000**power) for power, unit in enumerate(("", "k", "M", "G", "T", "P", "E"))}
+_BINARY = {unit: Fraction(1024**power) for power, unit in enumerate(("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))}
+_WHOLE = _DECIMAL | _BINARY
+_UNITS = {"m": Fraction(1, 1000)} | _WHOLE
 
 
 class QuantityError(ValueError):
@@ -27,13 +27,12 @@ def is_quantity(text: str) -> bool:
 
 
 def parse_quantity(amount: str | int) -> Fraction:
-    """The exact amount, in bytes, cores or pieces. Raises QuantityError."""
+    """The exact amount, in bytes, cores or pieces. Takes longer numbers than a spec may have. Raises QuantityError."""
     text = str(amount)
-    parts = _SPLIT.fullmatch(text) if is_quantity(text) else None
-    if parts is None:
+    parts = _SPLIT.fullmatch(text)
+    if parts is None or parts[2] not in _UNITS:
         raise QuantityError(f"{text!r} is not a quantity: write one such as 64Gi, 500m or 2")
-    number, unit = parts.groups()
-    return Fraction(number) * _UNITS[unit]
+    return Fraction(parts[1]) * _UNITS[parts[2]]
 
 
 def quantity_bytes(amount: str | int) -> int:
@@ -44,17 +43,11 @@ def quantity_bytes(amount: str | int) -> int:
 def normal_quantity(amount: str | int) -> str:
     """The shortest exact way to write it: equal amounts give equal texts. Raises QuantityError.
 
-    Whole amounts take the largest binary unit that divides them (so `1024Mi` is `1Gi`), the others thousandths;
-    what is finer than a thousandth is rounded up, as the API server does.
+    What is finer than a thousandth is rounded up, as the API server does.
     """
-    exact = parse_quantity(amount)
-    if exact.denominator != 1:
-        thousandths = -(-exact * 1000 // 1)
-        if thousandths % 1000:
-            return f"{thousandths}m"
-        exact = Fraction(thousandths // 1000)
-    whole = int(exact)
-    for unit, size in reversed(_BINARY.items()):
-        if whole and whole % size == 0:
-            return f"{whole // int(size)}{unit}"
-    return str(whole)
+    thousandths = -(-parse_quantity(amount) * 1000 // 1)
+    if thousandths % 1000:
+        return f"{thousandths}m"
+    whole = thousandths // 1000
+    ways = (f"{whole // int(size)}{unit}" for unit, size in _WHOLE.items() if whole % size == 0)
+    return min(ways, key=len) if whole else "0"
