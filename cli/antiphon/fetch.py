@@ -147,7 +147,12 @@ def _trust_the_usual_too() -> None:
 
 
 def _folder(to: Path, repository: str, commit: str) -> Path:
-    return to / f"{repository.replace('/', '--')}--{commit}"
+    return to / folder_name(repository, commit)
+
+
+def folder_name(repository: str, commit: str) -> str:
+    """Of the folder that holds this commit of a repository, wherever it was fetched to."""
+    return f"{repository.replace('/', '--')}--{commit}"
 
 
 def _told(commit: str, size_bytes: int, folder: Path) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from antiphon.fetch import fetch
 from antiphon.fetch_errors import FetchError
+from antiphon_operator.render.weights import read_source_result
 from antiphon_telemetry.exit import ExitCode
 from huggingface_hub import close_session
 
@@ -164,6 +165,12 @@ def test_resolving_says_the_same_and_downloads_nothing(hub: Hub, tmp_path: Path)
     told = fetch("hf://org/tiny", "", tmp_path / "models", resolve_only=True)
     assert not (tmp_path / "models").exists()
     assert told == fetch("hf://org/tiny", "", tmp_path / "models")
+
+
+def test_the_operator_reads_what_a_resolving_job_says(hub: Hub) -> None:
+    weights = read_source_result(fetch("hf://org/tiny", "", Path("/models"), resolve_only=True))
+    assert (weights.revision, weights.path) == (COMMIT, f"/models/{folder_in(Path()).name}")
+    assert weights.size_bytes == sum(len(FILES[name]) for name in WANTED)
 
 
 def test_what_is_there_is_not_fetched_again_and_needs_no_network(
