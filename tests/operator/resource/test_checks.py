@@ -178,7 +178,8 @@ def rendered() -> dict[str, Any]:
         version="1", worker_image="worker:1", worker_redis_url="redis://r:6379/0", endpoint="http://gateway"
     )
     weights = Weights(revision="0123abc", size_bytes=1, path="/models/org/model")
-    return pod_template(model, model.pools[0], "abcdef", context, weights)["spec"]  # type: ignore[no-any-return]
+    template: dict[str, Any] = pod_template(model, model.pools[0], "abcdef", context, weights)
+    return template["spec"]
 
 
 def test_every_rendered_volume_is_protected_or_may_be_replaced(rendered: dict[str, Any]) -> None:

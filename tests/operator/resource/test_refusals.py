@@ -182,15 +182,15 @@ def test_each_rule_holds_in_one_case_and_fails_in_another() -> None:
 
 
 def test_the_role_of_a_pool_never_changes() -> None:
-    pool = {
+    pool: dict[str, Any] = {
         "apiVersion": "antiphon.dev/v1alpha1",
         "kind": "Pool",
         "metadata": {"name": "p"},
         "spec": {"role": "decode"},
     }
     scaled, moved = copy.deepcopy(pool), copy.deepcopy(pool)
-    scaled["spec"]["replicas"] = 3  # type: ignore[index]
-    moved["spec"]["role"] = "prefill"  # type: ignore[index]
+    scaled["spec"]["replicas"] = 3
+    moved["spec"]["role"] = "prefill"
     assert crds.refusals("pools", pool) == []
     assert crds.refusals("pools", scaled, before=pool) == []
     assert crds.refusals("pools", moved, before=pool) == [
