@@ -42,7 +42,10 @@ proto: $(INSTALLED) ## generated code of the .proto files
 	  --grpc_python_out=proto --mypy_out=proto --mypy_grpc_out=proto proto/antiphon_proto/*.proto
 
 .PHONY: docs
-docs: $(INSTALLED) ## tables of options and metrics in docs/
+docs: $(INSTALLED) ## what is made from code: CRDs, plain manifests, reference pages, tables of options and metrics
+	$(BIN)/python -m antiphon_operator.resource.crd
+	$(BIN)/python -m antiphon_operator.resource.reference
+	$(BIN)/python -m tests.support.plain_manifests
 	$(BIN)/python -m tests.support.reference_tables
 
 .PHONY: setup
