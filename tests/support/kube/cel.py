@@ -21,10 +21,8 @@ from tests.support.kube.schema import Schema
 unevaluated: dict[str, str] = {}
 """Rule -> why it could not be evaluated."""
 _NOTHING: Any = object()
-_RESERVED = frozenset(
-    ("true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if", "import")
-    + ("let", "loop", "package", "namespace", "return", "var", "void", "while")
-)
+_RESERVED = frozenset(("true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function"))
+_RESERVED |= frozenset(("if", "import", "let", "loop", "package", "namespace", "return", "var", "void", "while"))
 
 
 @cache

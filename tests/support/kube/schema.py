@@ -85,13 +85,14 @@ class Schema:
 def _resolved(raw: Raw) -> Raw:
     """Follow references; what stands beside one (a default, a list's type) is kept."""
     while "$ref" in raw:
-        target = _definitions()[raw["$ref"].rsplit("/", 1)[-1]]
+        target = definitions()[raw["$ref"].rsplit("/", 1)[-1]]
         raw = target | {key: value for key, value in raw.items() if key != "$ref"}
     return raw
 
 
 @cache
-def _definitions() -> Raw:
+def definitions() -> Raw:
+    """The published definitions, by their full names."""
     folder = package_files.files("kubernetes_validate") / "kubernetes-json-schema"
     text = (folder / f"v{BUILT_IN_VERSION}.0-local-strict" / "_definitions.json").read_text()
     return json.loads(text)["$defs"]  # type: ignore[no-any-return]
@@ -101,7 +102,7 @@ def _definitions() -> Raw:
 def _kinds() -> dict[tuple[str, str, str], Raw]:
     """(group, version, kind) -> definition."""
     found = {}
-    for raw in _definitions().values():
+    for raw in definitions().values():
         for place in raw.get("x-kubernetes-group-version-kind", ()):
             found[(place["group"], place["version"], place["kind"])] = raw
     return found
@@ -120,7 +121,7 @@ def built_in_schema(resource: Resource) -> Schema:
 @cache
 def metadata_schema() -> Raw:
     """ObjectMeta, which the schema of a CustomResourceDefinition leaves out."""
-    return _resolved(_definitions()["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"])
+    return _resolved(definitions()["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"])
 
 
 def custom_schema(open_api: Raw) -> Schema:

@@ -100,6 +100,10 @@ class Store:
             raise expired(version, table.compacted)
         return [change for change in table.history if change.version > version]
 
+    def oldest(self, resource: Resource) -> int:
+        """The oldest version that a watch or a list may go on from."""
+        return self._table(resource).compacted
+
     # -- changing
 
     def next_version(self) -> int:
