@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -37,6 +38,12 @@ class Resource(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=
     """Python's snake_case is the YAML's camelCase."""
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
+
+
+@cache
+def fields_of(resource: type[Resource]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of a type, worked out once: it takes a fifth of a millisecond, and every plan asks for all of them."""
+    return msgspec.structs.fields(resource)
 
 
 def plain(resource: Resource) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon_operator.resource.base import Resource, plain
+from antiphon_operator.resource.base import Resource, fields_of, plain
 from antiphon_operator.resource.effective import default_accelerator
 from antiphon_operator.resource.model import ModelSpec, Pool
 from antiphon_operator.resource.quantities import normal_quantity
@@ -120,7 +120,7 @@ class Leaf:
 
 def leaves(resource: type[Resource] = ModelSpec, prefix: str = "") -> Iterator[Leaf]:
     """All leaf fields of a type, in the order they are written in. A list or a map is one leaf."""
-    for field in msgspec.structs.fields(resource):
+    for field in fields_of(resource):
         path = f"{prefix}{field.encode_name}"
         inner = _resource_in(field.type)
         if inner is not None:

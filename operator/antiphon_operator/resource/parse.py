@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from antiphon_operator.names import API_VERSION
-from antiphon_operator.resource.base import SAYS, Resource
+from antiphon_operator.resource.base import SAYS, Resource, fields_of
 from antiphon_operator.resource.effective import EffectiveModel, effective_model
 from antiphon_operator.resource.model import NAME_RULES, ModelSpec, parse_spec
 from antiphon_operator.resource.problems import Problem, ResourceError
@@ -63,7 +63,7 @@ def broken_rules(value: Any, path: str) -> Iterator[Problem]:
     for rule in value.RULES:
         if rule.holds is not None and not rule.holds(value):
             yield _problem(path, rule.message)
-    for field in msgspec.structs.fields(value):
+    for field in fields_of(type(value)):
         yield from broken_rules(getattr(value, field.name), f"{path}.{field.encode_name}")
 
 
