@@ -84,7 +84,7 @@ class KubeServer:
         async with contextlib.AsyncExitStack() as stack:
             app = web.Application(client_max_size=_LARGEST_BODY)
             app.router.add_route("*", "/{path:.*}", self._serve)
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             site = web.TCPSite(runner, self._host, self._port, reuse_address=True)
