@@ -121,7 +121,7 @@ def read_controller_revision(stored: Mapping[str, Any]) -> RevisionData:
         data = stored["data"]
         if data["format"] != DATA_FORMAT:
             raise ValueError(f"its format is {data['format']}, this operator reads {DATA_FORMAT}")
-        kept = data["weights"]
+        kept = data.get("weights")  # API servers may drop a null
         return RevisionData(
             revision=data["revision"],
             ordinal=stored["revision"],
