@@ -92,6 +92,8 @@ def completed(known: Known, value: Object, before: Object | None) -> Object:
             _keep_address(value, before)
         fill(resource, value)
     causes: list[Cause] = [*rules.metadata_faults(value["metadata"]), *faults(known.schema, value)]
+    if not known.custom:
+        causes = [each for each in causes if not _is_left_out_of_status(each)]
     if known.custom and not causes:
         causes += cel.faults(known.schema, value, *((before,) if before is not None else ()))
     if not known.custom and not causes:
@@ -107,6 +109,11 @@ def completed(known: Known, value: Object, before: Object | None) -> Object:
     if managed is not None:
         value["metadata"]["managedFields"] = managed
     return value
+
+
+def _is_left_out_of_status(cause: Cause) -> bool:
+    """A number that a status leaves out is 0 to a built-in kind."""
+    return cause.reason == "FieldValueRequired" and cause.field.startswith("status.")
 
 
 def _keep_address(value: Object, before: Object) -> None:
