@@ -7,10 +7,11 @@ As a real server does since 1.30, a part of the object that did not change is no
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import celpy
+import msgspec
 from celpy import celtypes
 from celpy.evaluation import CELEvalError
 
@@ -84,15 +85,14 @@ def faults(schema: Schema, value: Any, before: Any = _NOTHING, path: str = "") -
     if value is None or (before is not _NOTHING and before == value) or not _has_rules(schema):
         return []
     found: list[Cause] = []
-    rules = schema.raw.get("x-kubernetes-validations") or ()
-    if rules:
-        names = {"self": _to_cel(schema, value)}
-        if before is not _NOTHING:
-            names["oldSelf"] = _to_cel(schema, before)
-        for rule in rules:
-            fault = _judged(rule, names, path)
-            if fault is not None:
-                found.append(fault)
+    if schema.raw.get("x-kubernetes-validations"):
+        at_root = path == ""
+        old = b"" if before is _NOTHING else _seen(before, at_root)
+        for rule, message in _broken(schema, _seen(value, at_root), old):
+            why = f'Invalid value: "{_kind(value)}": {message}'
+            found.append(
+                Cause(rule.get("reason", "FieldValueInvalid"), why, path + rule.get("fieldPath", "") or "<nil>")
+            )
     if isinstance(value, dict):
         earlier = before if isinstance(before, dict) else {}
         for key, item in value.items():
@@ -105,36 +105,64 @@ def faults(schema: Schema, value: Any, before: Any = _NOTHING, path: str = "") -
         if schema.list_type == "map" and isinstance(before, list):
             olds = {step_of_item(schema, item): item for item in before}
         for place, item in enumerate(value):
-            old = olds.get(step_of_item(schema, item), _NOTHING) if olds else _NOTHING
-            found += faults(schema.items, item, old, f"{path}[{place}]")
+            old_item = olds.get(step_of_item(schema, item), _NOTHING) if olds else _NOTHING
+            found += faults(schema.items, item, old_item, f"{path}[{place}]")
     return found
 
 
-def _judged(rule: dict[str, Any], names: dict[str, Any], path: str) -> Cause | None:
-    text = rule["rule"]
-    if "oldSelf" in text and "oldSelf" not in names:
-        return None
-    program = _program(text)
+def rules_of(schema: Schema) -> list[str]:
+    """Every rule below a schema, each compiled: `unevaluated` names those that cannot be."""
+    found = [rule["rule"] for rule in schema.raw.get("x-kubernetes-validations") or ()]
+    for rule in found:
+        _program(rule)
+    below = [schema.child(name) for name in schema.properties if name != "metadata"]
+    if isinstance(schema.extra, dict):
+        below.append(schema.child(""))
+    if "items" in schema.raw:
+        below.append(schema.items)
+    return found + [rule for each in below for rule in rules_of(each)]
+
+
+def _seen(value: Any, at_root: bool) -> bytes:
+    """What a rule sees of a value, as text: of an object's metadata only its names."""
+    if at_root and isinstance(value, dict):
+        metadata = value.get("metadata") or {}
+        names = {key: metadata[key] for key in ("name", "generateName") if key in metadata}
+        value = value | {"metadata": names}
+    return msgspec.json.encode(value)
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
+    return kinds.get(type(value), "object")
+
+
+@lru_cache(maxsize=16_384)
+def _broken(schema: Schema, value: bytes, before: bytes) -> tuple[tuple[dict[str, Any], str], ...]:
+    """The rules of one node that do not hold, with their messages. Equal values are judged once: CEL here is slow."""
+    names = {"self": _to_cel(schema, msgspec.json.decode(value))}
+    if before:
+        names["oldSelf"] = _to_cel(schema, msgspec.json.decode(before))
+    broken = []
+    for rule in schema.raw["x-kubernetes-validations"]:
+        if "oldSelf" in rule["rule"] and not before:
+            continue
+        if _value_of(rule["rule"], names) is False:
+            message = _value_of(rule["messageExpression"], names) if "messageExpression" in rule else None
+            broken.append((rule, str(message or rule.get("message") or f"failed rule: {rule['rule']}")))
+    return tuple(broken)
+
+
+def _value_of(expression: str, names: dict[str, Any]) -> bool | str | None:
+    """None where it cannot be evaluated."""
+    program = _program(expression)
     if program is None:
         return None
     try:
-        holds = program.evaluate(names)
+        result = program.evaluate(names)
     except CELEvalError as error:
-        unevaluated[text] = str(error)
+        if "no such" in str(error):
+            return False  # As on a real server: a rule that asks for what is not there does not hold.
+        unevaluated[expression] = str(error)
         return None
-    if bool(holds):
-        return None
-    where = path + rule.get("fieldPath", "")
-    reason = rule.get("reason", "FieldValueInvalid")
-    message = rule.get("message") or f"failed rule: {text}"
-    if "messageExpression" in rule:
-        expression = _program(rule["messageExpression"])
-        if expression is not None:
-            try:
-                message = str(expression.evaluate(names))
-            except CELEvalError as error:
-                unevaluated[rule["messageExpression"]] = str(error)
-    kind = {"MapType": "object", "ListType": "array", "StringType": "string", "IntType": "integer"}.get(
-        type(names["self"]).__name__, "object"
-    )
-    return Cause(reason, f'Invalid value: "{kind}": {message}', where or "<nil>")
+    return str(result) if isinstance(result, celtypes.StringType) else bool(result)
