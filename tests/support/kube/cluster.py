@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 import yaml
 
@@ -27,6 +28,7 @@ from tests.support.kube.api import Api
 from tests.support.kube.controllers.plane import ControlPlane
 from tests.support.kube.controllers.podinfo import is_ready, is_true
 from tests.support.kube.controllers.timing import Timing
+from tests.support.kube.fault_proxy import Upstream
 from tests.support.kube.kubelets.client import KubeHttp
 from tests.support.kube.kubelets.kubelet import Kubelet
 from tests.support.kube.kubelets.node import UNREACHABLE_TAINT, NodeShape, ready_condition
@@ -36,6 +38,7 @@ from tests.support.kube.resources import CRDS, NAMESPACES, NODES, PODS, Resource
 from tests.support.kube.server import KubeServer
 
 Object = dict[str, Any]
+Objects = list[Object]
 T = TypeVar("T")
 CRD_FOLDER = Path(__file__).parents[3] / "charts" / "antiphon" / "templates" / "crds"
 GPU = "nvidia.com/gpu"
@@ -57,6 +60,15 @@ class Cluster:
     def failures(self) -> list[Exception]:
         """What went wrong in the cluster's own parts, or in the tables that the test gave them."""
         return self.kubelet.failures
+
+    def kubeconfig_for(self, user: str, *, url: str = "") -> Path:
+        """A kubeconfig of its own for the operator, or whoever is to be told apart in the requests. `url`: of a proxy
+        that stands before the API server."""
+        raise NotImplementedError
+
+    def upstream(self) -> Upstream:
+        """The API server, for a fault proxy that stands before it."""
+        raise NotImplementedError
 
     # -- nodes
 
@@ -103,7 +115,7 @@ class Cluster:
         for definition in definitions:
             await self.apply(CRDS, definition)
         for definition in definitions:
-            await self.eventually(lambda name=definition["metadata"]["name"]: self._established(name))
+            await self.eventually(functools.partial(self._established, definition["metadata"]["name"]))
 
     async def namespace(self, name: str, labels: Mapping[str, str] | None = None) -> None:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels or {})}}
@@ -123,13 +135,13 @@ class Cluster:
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         return await self.client.get(resource, namespace, name)
 
-    async def list(self, resource: Resource, namespace: str = "", labels: str = "") -> list[Object]:
+    async def list(self, resource: Resource, namespace: str = "", labels: str = "") -> Objects:
         """In the order of their names."""
         chosen = {"labelSelector": labels} if labels else {}
         items = (await self.client.list(resource, namespace, **chosen)).get("items") or []
         return sorted(items, key=lambda item: item["metadata"]["name"])
 
-    async def pods(self, namespace: str = "", labels: str = "") -> list[Object]:
+    async def pods(self, namespace: str = "", labels: str = "") -> Objects:
         return await self.list(PODS, namespace, labels)
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, grace_s: int = -1) -> None:
@@ -137,15 +149,21 @@ class Cluster:
 
     # -- waiting
 
+    @overload
     async def eventually(
-        self, condition: Callable[[], Awaitable[T] | T], deadline_s: float = DEADLINE_S, *, what: str = ""
-    ) -> T:
+        self, condition: Callable[[], Awaitable[T]], deadline_s: float = DEADLINE_S, *, what: str = ""
+    ) -> T: ...
+
+    @overload
+    async def eventually(self, condition: Callable[[], T], deadline_s: float = DEADLINE_S, *, what: str = "") -> T: ...
+
+    async def eventually(self, condition: Callable[[], Any], deadline_s: float = DEADLINE_S, *, what: str = "") -> Any:
         """The condition's value once it is true in the sense of `bool`. Fails with what the pods look like."""
         ends_at = time.monotonic() + deadline_s
         while True:
             assert not self.failures, f"the test's cluster itself went wrong: {self.failures}"
             answer = condition()
-            value: T = await answer if inspect.isawaitable(answer) else answer
+            value = await answer if inspect.isawaitable(answer) else answer
             if value:
                 return value
             if time.monotonic() > ends_at:
@@ -154,17 +172,17 @@ class Cluster:
 
     async def until_pods(
         self, namespace: str, labels: str = "", *, ready: int, deadline_s: float = DEADLINE_S
-    ) -> list[Object]:
+    ) -> Objects:
         """Exactly so many pods, all of them ready."""
 
-        async def found() -> list[Object]:
+        async def found() -> Objects:
             pods = await self.pods(namespace, labels)
             return pods if len(pods) == ready and all(map(is_ready, pods)) else []
 
         what = f"{ready} ready pods of {labels or 'any label'} in {namespace}"
         if ready:
             return await self.eventually(found, deadline_s, what=what)
-        await self.eventually(lambda: self._none(namespace, labels), deadline_s, what=what)
+        await self.eventually(functools.partial(self._none, namespace, labels), deadline_s, what=what)
         return []
 
     async def summary(self) -> str:
@@ -213,6 +231,12 @@ class FakeCluster(Cluster):
     def api(self) -> Api:
         """The API in this process, for what a test wants to see or do synchronously."""
         return self.server.api
+
+    def kubeconfig_for(self, user: str, *, url: str = "") -> Path:
+        return self.server.write_kubeconfig(self._folder / f"kubeconfig-{user}", user=user, url=url)
+
+    def upstream(self) -> Upstream:
+        return Upstream(self.server.url)
 
     @property
     def simulated(self) -> SimulatedRuntime:
@@ -264,7 +288,7 @@ class FakeCluster(Cluster):
         return self.kubelet.log(metadata["namespace"], metadata["name"], container, previous=previous)
 
 
-def _manifests(folder: Path) -> list[Object]:
+def _manifests(folder: Path) -> Objects:
     return [yaml.safe_load(file.read_text()) for file in sorted(folder.glob("*.yaml"))]
 
 

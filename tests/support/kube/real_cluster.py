@@ -9,15 +9,19 @@ take what they take. Where the cluster has nodes of its own, the test's are tain
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import yaml
+
 from tests.support.kube.cluster import Cluster
 from tests.support.kube.controllers.podinfo import is_true
 from tests.support.kube.controllers.timing import Timing
+from tests.support.kube.fault_proxy import Upstream
 from tests.support.kube.kubelets.client import KubeHttp
 from tests.support.kube.kubelets.kubelet import Kubelet
 from tests.support.kube.kubelets.simulated import SimulatedRuntime
@@ -37,7 +41,9 @@ def given_kubeconfig() -> Path | None:
 class KubeconfigCluster(Cluster):
     def __init__(self, given: Path, folder: Path) -> None:
         self.kubeconfig = folder / "kubeconfig"
+        folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(given, self.kubeconfig)
+        self._folder = folder
         self.timing = Timing(scale=1.0)
         self.pod_template: Mapping[str, Any] = {}
         self.simulated = SimulatedRuntime()
@@ -64,12 +70,26 @@ class KubeconfigCluster(Cluster):
         for namespace in self._namespaces:
             await self.client.delete(NAMESPACES, "", namespace)
         for namespace in self._namespaces:
-            await self.eventually(lambda name=namespace: self._is_gone(name), NOTICED_WITHIN_S)
+            await self.eventually(functools.partial(self._is_gone, namespace), NOTICED_WITHIN_S)
         for node in self._nodes:
             await self.client.delete(NODES, "", node)
         await self._stack.aclose()
         if self.kubelet.failures:
             raise ExceptionGroup("the test's kubelet went wrong", self.kubelet.failures)
+
+    def kubeconfig_for(self, user: str, *, url: str = "") -> Path:
+        """The user is the given one; a proxy logs in by itself."""
+        if not url:
+            return self.kubeconfig
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        for cluster in config["clusters"]:
+            cluster["cluster"] = {"server": url}
+        path = self._folder / f"kubeconfig-{user}"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def upstream(self) -> Upstream:
+        return Upstream(self.client.server, self.client.tls, self.client.token)
 
     async def add_node(self, name: str, **shape: Any) -> None:
         self._nodes.append(name)
@@ -86,7 +106,7 @@ class KubeconfigCluster(Cluster):
 
     async def lose_node(self, name: str) -> None:
         self.freeze_node(name)
-        await self.eventually(lambda: self._is_away(name), NOTICED_WITHIN_S, what=f"{name} is not Ready")
+        await self.eventually(functools.partial(self._is_away, name), NOTICED_WITHIN_S, what=f"{name} is not Ready")
 
     def _taints(self) -> tuple[Mapping[str, str], ...]:
         return ({"key": OURS_LABEL, "value": "true", "effect": "NoSchedule"},) if self.pod_template else ()

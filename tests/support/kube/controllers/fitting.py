@@ -142,8 +142,9 @@ def _selected(spec: Object, node: Object) -> bool:
 
 
 def _holds(requirement: Object, labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(requirement["key"]), requirement.get("values") or ()
-    match requirement["operator"]:
+    value, values = labels.get(requirement["key"]), list(requirement.get("values") or ())
+    operator: str = requirement["operator"]
+    match operator:
         case "In":
             return value in values
         case "NotIn":
@@ -156,4 +157,4 @@ def _holds(requirement: Object, labels: Mapping[str, str]) -> bool:
             return value is not None and int(value) > int(values[0])
         case "Lt":
             return value is not None and int(value) < int(values[0])
-    raise ValueError(f"{requirement['operator']!r} is no operator of node affinity")
+    raise ValueError(f"{operator!r} is no operator of node affinity")

@@ -135,7 +135,7 @@ class Jobs(Controller):
         pods = self.mirror.pods_of(live)
         active = [pod for pod in pods if not has_ended(pod) and not is_terminating(pod)]
         old = live.get("status") or {}
-        status = {
+        status: Object = {
             "startTime": old.get("startTime") or clock.now(),
             "active": len(active),
             "ready": sum(map(is_ready, active)),

@@ -30,6 +30,7 @@ class Mirror:
     def __init__(self, api: Api, *resources: Resource) -> None:
         self._objects: dict[Resource, dict[Key, Object]] = {resource: {} for resource in resources}
         self._pods_by_owner: dict[str, dict[Key, Object]] = defaultdict(dict)
+        self._pods_by_label: dict[tuple[str, str, str], dict[Key, Object]] = defaultdict(dict)
         self._pods_by_node: dict[str, dict[Key, Object]] = defaultdict(dict)
         self._listeners: list[Callable[[str, Resource, Object], None]] = []
         for resource in resources:
@@ -58,6 +59,12 @@ class Mirror:
         """Pods that this object controls, by name."""
         return [pod for _, pod in sorted(self._pods_by_owner[owner["metadata"]["uid"]].items())]
 
+    def pods_with(self, namespace: str, label: str, value: str) -> list[Object]:
+        """Pods with this label; all of the namespace where it is empty."""
+        if not label:
+            return self.all(PODS, namespace)
+        return [pod for _, pod in sorted(self._pods_by_label[namespace, label, value].items())]
+
     def pods_on(self, node: str) -> list[Object]:
         return [pod for _, pod in sorted(self._pods_by_node[node].items())]
 
@@ -77,16 +84,23 @@ class Mirror:
         self._drop(resource, key)
         self._objects[resource][key] = thing
         if resource == PODS:
-            if (owner := controller_of(thing)) is not None:
-                self._pods_by_owner[owner["uid"]][key] = thing
-            if node := thing["spec"].get("nodeName"):
-                self._pods_by_node[node][key] = thing
+            for index in self._indices(thing):
+                index[key] = thing
 
     def _drop(self, resource: Resource, key: Key) -> None:
         known = self._objects[resource].pop(key, None)
-        if known is None or resource != PODS:
-            return
-        if (owner := controller_of(known)) is not None:
-            self._pods_by_owner[owner["uid"]].pop(key, None)
-        if node := known["spec"].get("nodeName"):
-            self._pods_by_node[node].pop(key, None)
+        if known is not None and resource == PODS:
+            for index in self._indices(known):
+                index.pop(key, None)
+
+    def _indices(self, pod: Object) -> list[dict[Key, Object]]:
+        """Where the pod is found beside its name."""
+        found = [
+            self._pods_by_label[pod["metadata"]["namespace"], name, value]
+            for name, value in (pod["metadata"].get("labels") or {}).items()
+        ]
+        if (owner := controller_of(pod)) is not None:
+            found.append(self._pods_by_owner[owner["uid"]])
+        if node := pod["spec"].get("nodeName"):
+            found.append(self._pods_by_node[node])
+        return found

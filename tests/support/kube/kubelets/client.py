@@ -42,14 +42,13 @@ class KubeHttp:
     """`async with KubeHttp(kubeconfig) as client:`"""
 
     def __init__(self, kubeconfig: Path) -> None:
-        self._server, headers, tls = _read(kubeconfig)
-        self._headers = headers
-        self._tls = tls
+        self.server, self.token, self.tls = _read(kubeconfig)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls) if self._tls else aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, trust_env=False)
+        connector = aiohttp.TCPConnector(limit=0, ssl=self.tls or True)
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -122,7 +121,7 @@ class KubeHttp:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=DEADLINE_S, sock_read=WATCH_S + DEADLINE_S)
         assert self._session is not None
         try:
-            url = self._server + path_of(resource)
+            url = self.server + path_of(resource)
             async with self._session.get(url, params=asked, timeout=timeout, read_bufsize=2**22) as answer:
                 if answer.status != 200:
                     return
@@ -153,7 +152,7 @@ class KubeHttp:
         headers = {} if body is None else {"Content-Type": content_type}
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
         async with self._session.request(
-            verb, self._server + path, data=data, headers=headers, params=dict(parameters or {}), timeout=timeout
+            verb, self.server + path, data=data, headers=headers, params=dict(parameters or {}), timeout=timeout
         ) as answer:
             text = await answer.text()
             if answer.status >= 400:
@@ -174,16 +173,16 @@ def _message(text: str) -> str:
         return text[:300]
 
 
-def _read(kubeconfig: Path) -> tuple[str, dict[str, str], ssl.SSLContext | None]:
-    """Server address, headers, TLS. Tokens, client certificates, and no login at all are understood."""
+def _read(kubeconfig: Path) -> tuple[str, str, ssl.SSLContext | None]:
+    """Server address, token, TLS. Tokens, client certificates, and no login at all are understood."""
     config = yaml.safe_load(kubeconfig.read_text())
     context = _named(config["contexts"], config["current-context"])["context"]
     cluster = _named(config["clusters"], context["cluster"])["cluster"]
     user = _named(config.get("users") or [], context.get("user", "")).get("user") or {}
-    headers = {"Authorization": f"Bearer {user['token']}"} if user.get("token") else {}
+    token = str(user.get("token") or "")
     server = str(cluster["server"]).rstrip("/")
     if not server.startswith("https"):
-        return server, headers, None
+        return server, token, None
     tls = ssl.create_default_context()
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname = False
@@ -192,12 +191,11 @@ def _read(kubeconfig: Path) -> tuple[str, dict[str, str], ssl.SSLContext | None]
         tls.load_verify_locations(cadata=authority)
     certificate, key = (_pem(user, f"client-{what}", kubeconfig.parent) for what in ("certificate", "key"))
     if certificate and key:
-        with tempfile.TemporaryDirectory() as folder:
-            files = [Path(folder, name) for name in ("certificate", "key")]
-            for file, text in zip(files, (certificate, key), strict=True):
-                file.write_text(text)
-            tls.load_cert_chain(*files)
-    return server, headers, tls
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
+            both.write(f"{certificate}\n{key}\n")
+            both.flush()
+            tls.load_cert_chain(both.name)
+    return server, token, tls
 
 
 def _named(entries: list[Object], name: str) -> Object:

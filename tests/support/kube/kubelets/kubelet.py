@@ -73,11 +73,11 @@ class Kubelet:
 
     async def add_node(self, shape: NodeShape) -> Node:
         manifest = shape.manifest()
+        node = self._nodes[shape.name] = Node(shape)  # first: pods may be bound to it at once
         if self._heartbeats:
             await self._renew(shape.name)
         await self.client.create(NODES, "", manifest)
         await self.client.merge_patch(NODES, "", shape.name, {"status": manifest["status"]}, subresource="status")
-        node = self._nodes[shape.name] = Node(shape)
         return node
 
     def freeze(self, name: str) -> None:

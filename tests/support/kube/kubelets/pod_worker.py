@@ -133,6 +133,7 @@ class PodWorker:
                 group.create_task(self._keep(container, record, self._policy))
 
     async def _made_sandbox(self) -> Sandbox:
+        told = ""
         while True:
             await self._node.awake.wait()
             try:
@@ -144,7 +145,9 @@ class PodWorker:
                 self._changed.set()
                 await asyncio.Event().wait()
             except NotYet as why:
-                await self._tell("Warning", why.reason, why.message)
+                if why.message != told:
+                    told = why.message
+                    await self._tell("Warning", why.reason, told)
                 await asyncio.sleep(RETRY_S)
 
     async def _keep(self, container: Object, record: ContainerRecord, policy: str) -> Exit:

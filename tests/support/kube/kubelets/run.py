@@ -61,7 +61,7 @@ class ProcessRun:
     @property
     def pid(self) -> int | None:
         """None where it could not be started."""
-        return self._process and self._process.pid
+        return None if self._process is None else self._process.pid
 
     async def ended(self) -> Exit:
         return await asyncio.shield(self._exit)

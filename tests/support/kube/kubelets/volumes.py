@@ -55,11 +55,8 @@ class Volumes:
     async def _made(self, volume: Object) -> Path:
         name = volume["name"]
         if claim := volume.get("persistentVolumeClaim"):
-            place = self._claims / self._pod["metadata"]["namespace"] / claim["claimName"]
-            place.mkdir(parents=True, exist_ok=True)
-            return place
-        place = self._folder / "volumes" / name
-        place.mkdir(parents=True, exist_ok=True)
+            return _folder(self._claims / self._pod["metadata"]["namespace"] / claim["claimName"])
+        place = _folder(self._folder / "volumes" / name)
         if "emptyDir" in volume:
             return place
         self._fixed.add(name)
@@ -94,6 +91,11 @@ class Volumes:
                 why = f'MountVolume.SetUp failed for volume "{volume}" : {kind.lower()} "{name}" not found'
                 raise NotYet("FailedMount", why)
         raise TestFault(f"volume {volume!r}: the process kubelet plays no {sorted(set(source) - {'name'})}")
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _picked(found: Mapping[str, bytes], items: Sequence[Object], what: str) -> dict[str, bytes]:
