@@ -27,6 +27,7 @@ class OperatorOptions:
     lease_name: str = option("antiphon-operator", "name of the Lease that decides which operator acts")
     lease_namespace: str = option("", "namespace of the Lease (default: POD_NAMESPACE)")
     identity: str = option("", "this operator's name in the Lease (default: POD_NAME with a random part)")
+    start_deadline_s: float = option(60.0, "how long to wait at start for an API server that serves Models")
     host: str = option("0.0.0.0", "address of the status pages")
     status_port: int = option(9001, "port of /health, /ready, /metrics and /status (0: any free one)")
     ready_file: str = option("", "file to write {status_address, pid} to when listening")

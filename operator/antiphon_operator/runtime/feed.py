@@ -6,7 +6,7 @@ event handlers only once every kind that has an index handler is listed whole. S
 fills the caches; the first call of any event handler opens the gate and wakes every Model.
 
 After a watch that broke off for too long (410), kopf lists the kind anew and says nothing of what was deleted between.
-Its events then have no type, as in the first listing: from that we know, and have `ghosts` compare the kind.
+Its events then have no type, as in the first listing: from that we know, and have `ghosts` compare.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = logging.getLogger("antiphon.operator.feed")
 class Feed:
     """See the module's docstring."""
 
-    def __init__(self, caches: Caches, wake: Callable[[str], None], relisted: Callable[[str], None]) -> None:
-        """`relisted` is told a kind that kopf has listed anew."""
+    def __init__(self, caches: Caches, wake: Callable[[str], None], relisted: Callable[[], None]) -> None:
+        """`relisted`: kopf has listed a kind anew."""
         self._caches = caches
         self._wake = wake
         self._relisted = relisted
@@ -48,7 +48,7 @@ class Feed:
         if event == "DELETED":
             self.wake_all(self._caches.remove(kind, thing))
         elif event is None and uid_of(thing) not in self._unheard:
-            self._relisted(kind)
+            self._relisted()
         self._unheard.discard(uid_of(thing))
 
     def wake_all(self, keys: Iterable[str]) -> None:
