@@ -36,7 +36,10 @@ _SUMMARY = {
     "serve": "everything on this machine: Valkey, workers and gateway as processes",
     "worker": "one worker process",
     "gateway": "one gateway process: the OpenAI-compatible endpoint",
+    "operator": "the Kubernetes operator: makes Models what they say",
     "prepare": "download and convert a model, so that later starts need no network",
+    "render": "print the Kubernetes objects that a Model would be made of",
+    "fetch": "download a model's weights into a folder named by its commit",
     "version": "print the version",
 }
 
@@ -59,7 +62,10 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         "serve": _serve,
         "worker": _worker,
         "gateway": _gateway,
+        "operator": _operator,
         "prepare": _prepare,
+        "render": _render,
+        "fetch": _fetch,
         "version": _version,
     }
     try:
@@ -106,11 +112,12 @@ def _parse(
 def known_options() -> tuple[OptionSpec, ...]:
     """The options of all commands."""
     from antiphon_gateway.options import GatewayOptions
+    from antiphon_operator.options import OperatorOptions
     from antiphon_worker.options import WorkerOptions
 
     from antiphon.options import ServeOptions
 
-    return (*specs(ServeOptions), *specs(WorkerOptions), *specs(GatewayOptions))
+    return (*specs(ServeOptions), *specs(WorkerOptions), *specs(GatewayOptions), *specs(OperatorOptions))
 
 
 def _begin(process: str, service: str, options: DataclassInstance, *, level: str, json: bool) -> None:
@@ -150,6 +157,19 @@ def _gateway(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     return code
 
 
+def _operator(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon_operator.options import OperatorOptions
+
+    parsed = _parse("operator", arguments, specs(OperatorOptions), environment)
+    options = load(OperatorOptions, parsed, environment)
+    logs.configure("operator", level=options.log_level, json=options.log_json)
+    log.info("configuration: %s", describe(options))
+
+    from antiphon_operator.runtime.main import run_operator
+
+    return run_operator(options)
+
+
 def _serve(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     from antiphon.deployment import handed_on
     from antiphon.options import ServeOptions
@@ -172,6 +192,18 @@ def _prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     chosen = tuple(spec for spec in specs(WorkerOptions) if spec.field in ("model", "engine", "cache_dir"))
     given = values(chosen, _parse("prepare", arguments, chosen, environment), environment)
     return prepare(given["model"], given["engine"], given["cache_dir"])
+
+
+def _render(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon.render import run_render
+
+    return run_render(arguments)
+
+
+def _fetch(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon.fetch import run_fetch
+
+    return run_fetch(arguments)
 
 
 def _version(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
