@@ -5,7 +5,7 @@
 * how blocks move: `Transport` (`TcpTransport`, `UcxTransport`), pins at the holder, `PeerLinks` at the reader.
 """
 
-from antiphon_kvtransfer._redis import RedisUrlError, check_url
+from antiphon_kvtransfer.access import RedisAccess, RedisUrlError, check_url
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.cards import CardMismatch, LocalWorker
 from antiphon_kvtransfer.cluster import ClusterMirror
@@ -20,6 +20,7 @@ from antiphon_kvtransfer.identity import (
 )
 from antiphon_kvtransfer.links import LinkError, LinkStatus, PeerAddress, PeerLink, PeerLinks
 from antiphon_kvtransfer.mirror import BlockMirror
+from antiphon_kvtransfer.model_record import ModelRecord, ModelRecordError, decode_model_record, encode_model_record
 from antiphon_kvtransfer.pins import BlockKeeper, KvBlocksService, PinTable
 from antiphon_kvtransfer.records import RecordError, WorkerRecord
 from antiphon_kvtransfer.tcp import TcpTransport
@@ -46,6 +47,8 @@ __all__ = [
     "LinkError",
     "LinkStatus",
     "LocalWorker",
+    "ModelRecord",
+    "ModelRecordError",
     "PeerAddress",
     "PeerKey",
     "PeerLink",
@@ -54,6 +57,7 @@ __all__ = [
     "ReadHandle",
     "ReadRange",
     "RecordError",
+    "RedisAccess",
     "RedisUrlError",
     "Region",
     "TcpTransport",
@@ -67,5 +71,7 @@ __all__ = [
     "chain_hashes",
     "chain_root",
     "check_url",
+    "decode_model_record",
+    "encode_model_record",
     "iterate_chain",
 ]

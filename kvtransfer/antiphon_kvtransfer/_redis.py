@@ -2,7 +2,7 @@
 
 Owned by one task for one session: whatever fails (a reset, a timeout, an error reply) ends the session, its owner
 backs off and opens a new one. So no connection is ever used after a command on it was given up.
-The URL may carry a password: only `redacted` forms are logged or put into errors.
+Credentials (`access`) are never logged or put into errors.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+
+from antiphon_kvtransfer.access import RedisAccess
 
 COMMAND_DEADLINE_S = 1.0
 BULK_DEADLINE_S = 5.0
@@ -27,44 +28,50 @@ SESSION_ERRORS = (RedisError, OSError, TimeoutError)
 """What ends a session and is answered by a new one."""
 
 
-class RedisUrlError(Exception):
-    """The Redis URL cannot be used. The message says why, without credentials, and what to do."""
+def problem(error: Exception) -> str:
+    """What to say of an error that ended a session: without credentials, and with what to do where that is known."""
+    if isinstance(error, AuthenticationError):
+        return (
+            "redis refuses the user name or the password: check --redis-username and --redis-password-file, which is "
+            "read again for each try"
+        )
+    if isinstance(error, NoPermissionError):
+        return f"the redis user may not do what is needed: check its access rules ({error})"
+    return f"redis not usable ({type(error).__name__}: {error})"
 
 
-def redacted(url: str) -> str:
-    """The URL without user, password and query."""
-    try:
-        parts = urlsplit(url)
-        port = f":{parts.port}" if parts.port else ""
-        return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
-    except ValueError:
-        return "(an unreadable URL)"
+def is_refusal(error: Exception) -> bool:
+    """Redis is there, and does not let us in."""
+    return isinstance(error, AuthenticationError | NoPermissionError)
 
 
-def check_url(url: str) -> None:
-    """Raises RedisUrlError unless the URL is one of redis://, rediss://, unix://."""
-    try:
-        scheme = urlsplit(url).scheme
-        if scheme in ("redis", "rediss", "unix"):
-            Redis.from_url(url)
-            return
-    except (ValueError, TypeError):
-        # Not kept as the cause: its own text may quote the URL.
-        raise RedisUrlError(
-            f"the Redis URL {redacted(url)} is not valid: it must look like redis://[user:password@]host:port/database"
-        ) from None
-    raise RedisUrlError(
-        f"the Redis URL {redacted(url)} has no scheme that is known: use redis://, rediss:// (TLS) or unix://"
-    )
+class Outage:
+    """What is said of one outage: that it began, and once more if it turns out that Redis does not let us in."""
+
+    def __init__(self) -> None:
+        self._said: set[bool] = set()
+
+    def is_news(self, error: Exception) -> bool:
+        refusal = is_refusal(error)
+        if refusal in self._said:
+            return False
+        self._said.add(refusal)
+        return True
+
+    def over(self) -> None:
+        self._said.clear()
 
 
 class RedisSession:
     """One connection. Commands one after the other."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, access: RedisAccess, password: str = "") -> None:
+        credentials = (("username", access.username), ("password", password))
+        given: dict[str, Any] = {name: value for name, value in credentials if value}
         # RESP2: replies have one shape on every server; no retries inside: sessions are what is retried.
         self._client: Redis = Redis.from_url(
-            url,
+            access.url,
+            **given,
             protocol=2,
             max_connections=1,
             socket_connect_timeout=COMMAND_DEADLINE_S,
@@ -103,8 +110,10 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def session(url: str) -> AsyncIterator[RedisSession]:
-    opened = RedisSession(url)
+async def session(access: RedisAccess) -> AsyncIterator[RedisSession]:
+    """A connection, opened when it is first used. Raises OSError where the password cannot be read."""
+    password = await asyncio.to_thread(access.password) if access.password_file else ""
+    opened = RedisSession(access, password)
     try:
         yield opened
     finally:

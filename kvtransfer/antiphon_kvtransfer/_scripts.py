@@ -162,8 +162,9 @@ return redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%d', now_ms()), '+in
 )
 
 READ_WORKERS = """
--- KEYS workers events; ARGV record_prefix index_prefix
--- Returns {run id, last event id, {{worker, record, incarnation, sequence}, ...}}: one look at everything but the sets.
+-- KEYS workers events model; ARGV record_prefix index_prefix
+-- Returns {run id, last event id, {{worker, record, incarnation, sequence}, ...}, record of the model}: one look at
+-- everything but the sets.
 local rows = {}
 for _, worker in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   local record = redis.call('GET', ARGV[1] .. worker)
@@ -172,7 +173,7 @@ for _, worker in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
 end
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-return {run or '', last[1] and last[1][1] or '0-0', rows}
+return {run or '', last[1] and last[1][1] or '0-0', rows, redis.call('GET', KEYS[3]) or ''}
 """
 
 READ_BLOCKS = (

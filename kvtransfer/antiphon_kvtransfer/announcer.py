@@ -31,12 +31,13 @@ from antiphon_kvtransfer._redis import (
     COMMAND_DEADLINE_S,
     SESSION_ERRORS,
     Backoff,
+    Outage,
     RedisSession,
-    check_url,
-    redacted,
+    problem,
     session,
 )
 from antiphon_kvtransfer._scripts import WriteStatus
+from antiphon_kvtransfer.access import RedisAccess, access_of
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
 from antiphon_kvtransfer.records import WorkerRecord, encode_record
@@ -144,20 +145,23 @@ class WorkerAnnouncer:
 
     def __init__(
         self,
-        redis_url: str,
+        redis: str | RedisAccess,
         record: WorkerRecord,
         snapshot: Callable[[], tuple[int, frozenset[BlockHash]]],
         *,
         ttl_ms: int = 5000,
         flush_ms: int = 20,
         max_pending_hashes: int = MAX_PENDING_HASHES,
+        list_model: bool = True,
     ) -> None:
         """`snapshot` gives the engine's (sequence, whole set of blocks); it is called on a thread of its own.
 
-        `flush_ms`: at most one round of writes in that time. Raises RedisUrlError.
+        `flush_ms`: at most one round of writes in that time. `list_model`: whether it keeps the model in the list of
+        models, which a Redis user of that model alone may not write. Raises RedisUrlError.
         """
-        check_url(redis_url)
-        self._url = redis_url
+        self._redis = access_of(redis)
+        self._redis.check()
+        self._list_model = list_model
         self._ttl_ms = ttl_ms
         self._flush_s = flush_ms / 1000
         self._heartbeat_s = ttl_ms / 4000
@@ -173,7 +177,8 @@ class WorkerAnnouncer:
         self._stop = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._trouble = ""
+        self._superseded = False
+        self._outage = Outage()
         self.healthy = False
         """Redis holds what this worker last said."""
         self.republished = 0
@@ -207,10 +212,12 @@ class WorkerAnnouncer:
         try:
             while not self._stop.is_set():
                 try:
-                    async with session(self._url) as redis:
+                    async with session(self._redis) as redis:
                         await self._speak(redis, backoff)
                 except SESSION_ERRORS as error:
-                    self._in_trouble(f"redis not usable, going on without it ({type(error).__name__}: {error})")
+                    self.healthy = False
+                    if self._outage.is_news(error):
+                        self._warn(f"going on without redis: {problem(error)}")
                     await _happens_within(self._stop, backoff.next_s())
         finally:
             self.healthy = False
@@ -228,7 +235,7 @@ class WorkerAnnouncer:
         worker_id = self._record.worker_id
         keys = self._keys
         try:
-            async with session(self._url) as redis:
+            async with session(self._redis) as redis:
                 await redis.script(
                     _scripts.WITHDRAW,
                     (keys.record(worker_id), keys.index(worker_id), keys.blocks(worker_id), keys.workers, keys.events),
@@ -264,7 +271,10 @@ class WorkerAnnouncer:
         self._record_changed = False
         worker_id = record.worker_id
         keys = self._keys
-        await redis.script(_scripts.LIST_MODEL, (MODELS_KEY,), (record.model, self._index_ttl_ms), COMMAND_DEADLINE_S)
+        if self._list_model:
+            await redis.script(
+                _scripts.LIST_MODEL, (MODELS_KEY,), (record.model, self._index_ttl_ms), COMMAND_DEADLINE_S
+            )
         status, sequence, intact = await redis.script(
             _scripts.HEARTBEAT,
             (keys.record(worker_id), keys.index(worker_id), keys.blocks(worker_id), keys.workers, keys.events),
@@ -280,7 +290,7 @@ class WorkerAnnouncer:
             COMMAND_DEADLINE_S,
         )
         if status == WriteStatus.SUPERSEDED:
-            self._in_trouble(_SUPERSEDED)
+            self._is_superseded()
             return False
         # An unanswered delta may or may not be in: writing it once more tells.
         expected = {self._written} | ({self._unanswered.sequence} if self._unanswered else set())
@@ -343,7 +353,7 @@ class WorkerAnnouncer:
             BULK_DEADLINE_S,
         )
         if status == WriteStatus.SUPERSEDED:
-            self._in_trouble(_SUPERSEDED)
+            self._is_superseded()
             return False
         self._written, self._unanswered = sequence, None
         self.republished += 1
@@ -355,16 +365,20 @@ class WorkerAnnouncer:
 
     # -- said once per outage
 
-    def _in_trouble(self, what: str) -> None:
-        if not self._trouble:
-            _log.warning("%s url=%s worker_id=%s", what, redacted(self._url), self._record.worker_id)
-        self._trouble = what
+    def _is_superseded(self) -> None:
         self.healthy = False
+        if not self._superseded:
+            self._superseded = True
+            self._warn(_SUPERSEDED)
+
+    def _warn(self, what: str) -> None:
+        _log.warning("%s url=%s worker_id=%s", what, self._redis, self._record.worker_id)
 
     def _in_order(self) -> None:
         if not self.healthy:
-            _log.info("announced in redis url=%s worker_id=%s", redacted(self._url), self._record.worker_id)
-        self._trouble = ""
+            _log.info("announced in redis url=%s worker_id=%s", self._redis, self._record.worker_id)
+        self._outage.over()
+        self._superseded = False
         self.healthy = True
 
     @property

@@ -12,7 +12,7 @@ Two safety nets make the mirror equal the workers' true contents again after any
   were trimmed away, a stream that went backward, and a Redis that lost or changed its content all show within one look.
 
 While Redis is out of reach the mirror freezes: workers and blocks stay as they were last known. A record that
-vanished counts by the rule of `RecordLedger`.
+vanished counts by the rule of `RecordLedger`; the operator's record of a model by that of `ModelLedger`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from antiphon_kvtransfer._redis import (
     COMMAND_DEADLINE_S,
     SESSION_ERRORS,
     Backoff,
+    Outage,
     RedisSession,
-    check_url,
-    redacted,
+    problem,
     session,
 )
+from antiphon_kvtransfer.access import RedisAccess, access_of
 from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
 from antiphon_kvtransfer.mirror import Applied, BlockMirror, Position
+from antiphon_kvtransfer.model_record import ModelLedger, ModelRecord, ModelRecordError, decode_model_record
 from antiphon_kvtransfer.records import RecordError, RecordLedger, WorkerRecord, decode_record
 
 _log = logging.getLogger("antiphon.membership")
@@ -76,6 +78,8 @@ class _Look:
     last_event: bytes
     records: dict[str, bytes]
     positions: dict[str, Position]
+    model_record: bytes
+    """Empty: there is none."""
 
 
 class ClusterMirror:
@@ -83,27 +87,40 @@ class ClusterMirror:
 
     def __init__(
         self,
-        redis_url: str,
+        redis: str | RedisAccess,
         *,
         on_change: Callable[[], None],
         look_ms: int = 1000,
         max_blocks: int = 2_000_000,
     ) -> None:
-        """`on_change` is called (in `run`'s loop) after `workers()` changed. Raises RedisUrlError."""
-        check_url(redis_url)
-        self._url = redis_url
+        """`on_change` is called (in `run`'s loop) after `workers()` or `model_records()` changed.
+
+        Raises RedisUrlError.
+        """
+        self._redis = access_of(redis)
+        self._redis.check()
+        self._outage = Outage()
         self._on_change = on_change
         self._look_s = look_ms / 1000
         self._blocks = BlockMirror(max_blocks)
         self._readers: dict[str, _ModelReader] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._workers: Mapping[str, WorkerRecord] = MappingProxyType({})
+        self._model_records: Mapping[str, ModelRecord] = MappingProxyType({})
         self._directory_healthy = False
         self.counters = MirrorCounters()
 
     def workers(self) -> Mapping[str, WorkerRecord]:
         """By worker id: an immutable snapshot, replaced by a new one at each change."""
         return self._workers
+
+    def model_records(self) -> Mapping[str, ModelRecord]:
+        """What the operator says of its Models, by model: an immutable snapshot, replaced by a new one at each change.
+
+        Also of models without workers. A record that is gone counts as long as its model has workers, and then for one
+        full time to live in one unbroken epoch.
+        """
+        return self._model_records
 
     @property
     def blocks(self) -> BlockMirror:
@@ -130,16 +147,11 @@ class ClusterMirror:
             async with asyncio.TaskGroup() as group:
                 while True:
                     try:
-                        async with session(self._url) as redis:
+                        async with session(self._redis) as redis:
                             await self._follow_models(redis, group, backoff)
                     except SESSION_ERRORS as error:
-                        if self._directory_healthy or not self.counters.outages:
-                            _log.warning(
-                                "redis not usable, mirror frozen url=%s (%s: %s)",
-                                redacted(self._url),
-                                type(error).__name__,
-                                error,
-                            )
+                        if self._outage.is_news(error):
+                            _log.warning("mirror frozen: %s url=%s", problem(error), self._redis)
                         self.counters.outages += 1
                         self._directory_healthy = False
                         await asyncio.sleep(backoff.next_s())
@@ -150,16 +162,18 @@ class ClusterMirror:
         while True:
             names = await redis.script(_scripts.READ_MODELS, (MODELS_KEY,), (), COMMAND_DEADLINE_S)
             if not self._directory_healthy:
-                _log.info("redis answers url=%s", redacted(self._url))
+                _log.info("redis answers url=%s", self._redis)
             self._directory_healthy = True
+            self._outage.over()
             backoff.succeeded()
             models = {name.decode() for name in names}
             for model in models - self._readers.keys():
-                reader = _ModelReader(self._url, model, self._blocks, self._look_s, self.counters, self._changed)
+                reader = _ModelReader(self._redis, model, self._blocks, self._look_s, self.counters, self._changed)
                 self._readers[model] = reader
                 self._tasks[model] = group.create_task(reader.run(), name=f"mirror of {model}")
             for model in self._readers.keys() - models:
-                if self._readers[model].healthy and not self._readers[model].records:
+                reader = self._readers[model]
+                if reader.healthy and not reader.records and reader.model_record is None:
                     self._tasks.pop(model).cancel()
                     del self._readers[model]
                     self._blocks.forget_model(model)
@@ -173,6 +187,9 @@ class ClusterMirror:
                 if other is None or other.started_at_ms < record.started_at_ms:
                     found[worker_id] = record
         self._workers = MappingProxyType(found)
+        self._model_records = MappingProxyType(
+            {model: reader.model_record for model, reader in self._readers.items() if reader.model_record is not None}
+        )
         self._on_change()
 
 
@@ -181,14 +198,14 @@ class _ModelReader:
 
     def __init__(
         self,
-        url: str,
+        redis: RedisAccess,
         model: str,
         blocks: BlockMirror,
         look_s: float,
         counters: MirrorCounters,
         on_change: Callable[[], None],
     ) -> None:
-        self._url = url
+        self._redis = redis
         self._model = model
         self._keys = ModelKeys(model)
         self._blocks = blocks
@@ -197,6 +214,9 @@ class _ModelReader:
         self._on_change = on_change
         self._ledger = RecordLedger(max_gap_s=look_s * 2 + COMMAND_DEADLINE_S)
         self._decoded: dict[str, tuple[bytes, WorkerRecord | None]] = {}
+        self._model_ledger = ModelLedger()
+        self._model_raw = b""
+        self._outage = Outage()
         self._run_id = ""
         self._cursor: bytes | None = None
         self._stale: set[str] = set()
@@ -208,6 +228,10 @@ class _ModelReader:
         return self._ledger.records
 
     @property
+    def model_record(self) -> ModelRecord | None:
+        return self._model_ledger.record
+
+    @property
     def epoch(self) -> int:
         return self._ledger.epoch
 
@@ -215,13 +239,11 @@ class _ModelReader:
         backoff = Backoff()
         while True:
             try:
-                async with session(self._url) as redis:
+                async with session(self._redis) as redis:
                     await self._follow(redis, backoff)
             except SESSION_ERRORS as error:
-                if self.healthy:
-                    _log.warning(
-                        "redis not usable, mirror frozen model=%s (%s: %s)", self._model, type(error).__name__, error
-                    )
+                if self.healthy and self._outage.is_news(error):
+                    _log.warning("mirror frozen: %s model=%s", problem(error), self._model)
                 self._counters.outages += 1
                 self.healthy = False
                 self._ledger.interrupt()
@@ -234,6 +256,7 @@ class _ModelReader:
             self._look_now = False
             await self._look(redis)
             self.healthy = True
+            self._outage.over()
             backoff.succeeded()
             await self._load_stale(redis)
             while not self._look_now and (left_s := started + self._look_s - loop.time()) > 0:
@@ -248,7 +271,14 @@ class _ModelReader:
         look = await self._read_look(redis)
         records = self._decode(look.records)
         known = dict(self._ledger.records)
-        changed = self._ledger.observe(asyncio.get_running_loop().time(), look.run_id, records)
+        now_s = asyncio.get_running_loop().time()
+        changed = self._ledger.observe(now_s, look.run_id, records)
+        changed |= self._model_ledger.observe(
+            now_s,
+            self._ledger.epoch,
+            self._decode_model_record(look.model_record),
+            has_workers=bool(self._ledger.records),
+        )
         for worker_id, record in known.items():
             current = self._ledger.records.get(worker_id)
             if current is None or current.incarnation != record.incarnation:
@@ -275,9 +305,9 @@ class _ModelReader:
 
     async def _read_look(self, redis: RedisSession) -> _Look:
         keys = self._keys
-        run_id, last_event, rows = await redis.script(
+        run_id, last_event, rows, model_record = await redis.script(
             _scripts.READ_WORKERS,
-            (keys.workers, keys.events),
+            (keys.workers, keys.events, keys.model_record),
             (keys.record_prefix, keys.index_prefix),
             COMMAND_DEADLINE_S,
         )
@@ -291,6 +321,7 @@ class _ModelReader:
                 for worker, _, incarnation, sequence in rows
                 if int(sequence) >= 0
             },
+            model_record,
         )
 
     def _decode(self, raw: Mapping[str, bytes]) -> dict[str, WorkerRecord]:
@@ -308,6 +339,22 @@ class _ModelReader:
                 decoded[worker_id] = (value, None)
         self._decoded = decoded
         return {worker_id: record for worker_id, (_, record) in decoded.items() if record is not None}
+
+    def _decode_model_record(self, raw: bytes) -> ModelRecord | None:
+        """An unreadable one is said once, and the last good one stays."""
+        last = self._model_ledger.record
+        if not raw:
+            return None
+        if raw == self._model_raw and last is not None:
+            return last
+        try:
+            return decode_model_record(raw, self._model)
+        except ModelRecordError as error:
+            if raw != self._model_raw:
+                _log.error("%s", error)
+            return last
+        finally:
+            self._model_raw = raw
 
     def _went_backward(self, last_event: bytes) -> bool:
         return self._cursor is None or stream_position(last_event) < stream_position(self._cursor)

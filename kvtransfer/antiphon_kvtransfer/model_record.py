@@ -48,6 +48,39 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The Model is scaled to zero or starting: requests wait in the gateway rather than being refused at once."""
     deleted: bool = False
     """The Model is gone: gateways forget its names once its last worker has left."""
+    created_at_ms: int = 0
+    """When the Model was made; 0: not said. Of two records with one name the older keeps it."""
+    ttl_ms: int = 60_000
+    """For how long one write is good."""
+
+
+class ModelLedger:
+    """The last record of one model that counts. Pure: time and observations come from outside."""
+
+    def __init__(self) -> None:
+        self.record: ModelRecord | None = None
+        self._missing_since_s: float | None = None
+        self._epoch = -1
+
+    def observe(self, now_s: float, epoch: int, seen: ModelRecord | None, *, has_workers: bool) -> bool:
+        """One look at `now_s` (monotonic). True if `record` changed.
+
+        `epoch`: of the unbroken stretch of observation (`RecordLedger`) that the look belongs to. `seen`: what stands
+        in Redis; None: nothing. While the model has workers, a record that vanished is kept.
+        """
+        before = self.record
+        if epoch != self._epoch or seen is not None or has_workers:
+            self._missing_since_s = None
+        self._epoch = epoch
+        if seen is not None:
+            self.record = seen
+        if self.record is not None and not has_workers:
+            if self._missing_since_s is None:
+                self._missing_since_s = now_s
+            lapsed = seen is None and now_s - self._missing_since_s >= self.record.ttl_ms / 1000
+            if self.record.deleted or lapsed:
+                self.record = None
+        return self.record != before
 
 
 def encode_model_record(record: ModelRecord) -> bytes:

@@ -41,6 +41,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int
     """Wall clock. Of two incarnations of one worker id the later started one owns the record."""
     draining: bool = False
+    revision: str = ""
+    """Of the Model in a cluster. Workers of two revisions are never paired."""
     ttl_ms: int = 5000
     """For how long one write is good. Set by the announcer."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from antiphon_kvtransfer import _scripts
-from antiphon_kvtransfer._redis import RedisUrlError
+from antiphon_kvtransfer.access import RedisUrlError
 from antiphon_kvtransfer.cluster import ClusterMirror
 from antiphon_kvtransfer.keys import ModelKeys
 from antiphon_kvtransfer.mirror import Position
