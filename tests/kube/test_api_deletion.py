@@ -76,6 +76,15 @@ def test_a_scheduled_pod_cannot_be_bound_again(api: Api) -> None:
         bind(api, "default", "p", {"target": {"name": "n2"}})
 
 
+def test_the_end_of_a_deletion_is_one_event(api: Api) -> None:
+    api.create(CONFIG_MAPS, "default", {"metadata": {"name": "a", "finalizers": ["antiphon.dev/hold"]}})
+    heard: list[str] = []
+    api.subscribe(lambda kind, resource, value: heard.append(kind))
+    api.delete(CONFIG_MAPS, "default", "a")
+    api.merge_patch(CONFIG_MAPS, "default", "a", {"metadata": {"finalizers": None}})
+    assert heard == ["MODIFIED", "DELETED"]
+
+
 def test_a_namespace_takes_everything_with_it_and_waits_for_its_pods(api: Api) -> None:
     api.create(NAMESPACES, None, {"metadata": {"name": "chat"}})
     api.create(CONFIG_MAPS, "chat", {"metadata": {"name": "a"}})

@@ -389,7 +389,6 @@ class Api:
             value["metadata"]["generation"] = live["metadata"].get("generation", 1) + 1
         metadata = value["metadata"]
         if metadata.get("deletionTimestamp") and self._deletion.is_over(known.resource, value):
-            self.store.put(known.resource, key, value)
             return self.store.remove(known.resource, key)
         return self.store.put(known.resource, key, value)
 
@@ -438,10 +437,10 @@ class Api:
     def rewrite(self, resource: Resource, value: Object, metadata: Object, **fields: Any) -> Object:
         """Store the object with other metadata, past all checks; removes it where that ends its deletion."""
         key = (value["metadata"].get("namespace", ""), value["metadata"]["name"])
-        new = self.store.put(resource, key, {**value, **fields, "metadata": metadata})
+        new = {**value, **fields, "metadata": metadata}
         if metadata.get("deletionTimestamp") and self._deletion.is_over(resource, new):
             return self.store.remove(resource, key)
-        return new
+        return self.store.put(resource, key, new)
 
 
 def _key(known: Known, namespace: str | None, name: str) -> Key:
