@@ -31,6 +31,7 @@ from antiphon_operator.runtime.objects import (
     node_is_lost,
     node_of_pod,
     owner_model_uid,
+    replicas_owners,
     slim,
     uid_of,
     version_of,
@@ -262,10 +263,11 @@ def _marked(thing: Object, at: str) -> Object:
 
 
 def _wish(thing: Object) -> tuple[Any, ...]:
-    """All of a custom resource but its status: what a person, or a scaler, can change."""
+    """All of a custom resource but its status: what a person, or a scaler, can change. A scaler that applies the
+    number which stands there changes only who owns it."""
     about = metadata(thing)
     parts = ("uid", "generation", "labels", "annotations", "deletionTimestamp", "ownerReferences")
-    return tuple(about.get(part) for part in parts)
+    return (*(about.get(part) for part in parts), replicas_owners(thing))
 
 
 def _labels(thing: Object) -> object:

@@ -93,6 +93,15 @@ def node_is_lost(node: Object) -> bool:
     return any(condition.get("type") == "Ready" and condition.get("status") != "True" for condition in conditions)
 
 
+def replicas_owners(thing: Object) -> frozenset[str]:
+    """Field managers that own `spec.replicas`. Nobody, for an object whose field managers are not kept."""
+    return frozenset(
+        str(entry.get("manager"))
+        for entry in metadata(thing).get("managedFields") or ()
+        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    )
+
+
 def slim(kind: str, thing: Object) -> Object:
     """A copy without what nobody reads. Of a Pool, field managers stay: they tell who owns its size."""
     kept = dict(thing)

@@ -139,3 +139,18 @@ def test_a_pod_is_found_by_its_models_label_also_when_its_owner_is_gone() -> Non
     assert [name_of(pod) for pod in caches.pods(qwen)] == ["qwen-0"]
     assert caches.remove("Pod", pod_of(qwen, "qwen-0")) == {"chat/qwen"}
     assert caches.pods(qwen) == ()
+
+
+def test_a_scaler_that_takes_a_pool_over_without_changing_its_number_is_news() -> None:
+    caches, qwen = Caches(), model()
+    caches.put("Model", qwen)
+    pool = owned(qwen, "Pool", "qwen-decode", metadata={"generation": 1, "managedFields": [_owns("antiphon-operator")]})
+    caches.put("Pool", pool)
+    taken = changed(pool)
+    taken["metadata"]["managedFields"] = [_owns("antiphon-operator"), _owns("keda")]
+    assert caches.put("Pool", taken) == {"chat/qwen"}
+    assert caches.put("Pool", changed(taken, status={"replicas": 1})) == frozenset()
+
+
+def _owns(manager: str) -> dict[str, object]:
+    return {"manager": manager, "fieldsV1": {"f:spec": {"f:replicas": {}}}}
