@@ -11,8 +11,13 @@ from antiphon_operator.kube.resources import Object, resource_of
 _log = logging.getLogger("antiphon.operator.apply")
 
 
-async def ensure(client: KubeClient, wanted: Wanted, live: Object | None) -> Object | None:
+async def ensure(
+    client: KubeClient, wanted: Wanted, live: Object | None, *, only_as_seen: bool = False
+) -> Object | None:
     """The object as it is after this; None: nothing had to be done. Raises ApiError.
+
+    `only_as_seen`: somebody else may write fields of ours, and what is wanted was made from what stood there. So it is
+    applied to `live` as it is given, and refused (Conflict) where another write came between.
 
     Of a `create_only` object that is there, only metadata is patched: applying it again could not change its fields,
     and would be refused if a newer operator rendered it otherwise.
@@ -27,7 +32,10 @@ async def ensure(client: KubeClient, wanted: Wanted, live: Object | None) -> Obj
         return await client.merge_patch(resource, metadata.get("namespace"), metadata["name"], patch)
     if not needs_apply(wanted, live):
         return None
-    applied = await client.apply(stamped(manifest))
+    body = stamped(manifest)
+    if only_as_seen and live is not None:
+        body["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
+    applied = await client.apply(body)
     refused = changed_fields(wanted, applied)
     if refused:
         # An admission rule writes something else there. It will be applied at each look, so somebody should know.
