@@ -7,7 +7,8 @@ is finished and the later groups are left for the next look, as they may rest on
 are carried out in any case: a quota may be waiting for just that.
 
 An object that already says what is wanted costs no request. One that somebody edited by hand, in fields that are ours,
-is put back, and an Event on the Model names the fields.
+is put back, and an Event on the Model names the fields. A Pool's number may be a scaler's, and the plan was made from
+the number that stood there: it is applied to the Pool that the plan has seen, or not at all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -29,11 +30,12 @@ from antiphon_operator.plan.observed import Object
 from antiphon_operator.plan.planned import Announce, Apply, Delete, Plan
 from antiphon_operator.runtime.caches import Caches
 from antiphon_operator.runtime.metrics import OperatorMetrics
-from antiphon_operator.runtime.objects import is_deleting, key_of, namespace_of
+from antiphon_operator.runtime.objects import is_deleting, key_of, name_of, namespace_of
 
 log = logging.getLogger("antiphon.operator.applier")
 
 _NOTHING_RESTS_ON = frozenset({"PodMonitor", "PodDisruptionBudget", "NetworkPolicy"})
+_SCALED_BY_OTHERS = frozenset({"Pool"})
 _NAMED_FIELDS = 5
 _AT_ONCE_PER_MODEL = 4
 
@@ -76,21 +78,23 @@ class Applier:
 
     async def carry_out(self, model: Object, plan: Plan) -> Outcome:
         outcome = Outcome()
+        seen = {name_of(child): child for child in self._caches.children(model) if child["kind"] in _SCALED_BY_OTHERS}
         for kind, group in itertools.groupby(plan.applies, key=lambda apply: str(apply.manifest["kind"])):
             known = len(outcome.failures)
-            await _all(self._apply(model, apply, outcome) for apply in group)
+            await _all(self._apply(model, apply, outcome, seen) for apply in group)
             if len(outcome.failures) > known and kind not in _NOTHING_RESTS_ON:
                 break
         await _all(self._delete(model, delete, outcome) for delete in plan.deletes)
         return outcome
 
-    async def _apply(self, model: Object, wanted: Apply, outcome: Outcome) -> None:
+    async def _apply(self, model: Object, wanted: Apply, outcome: Outcome, seen: Mapping[str, Object]) -> None:
         kind, name = str(wanted.manifest["kind"]), str(wanted.manifest["metadata"]["name"])
-        live = self._caches.child(model, kind, name)
+        shared = kind in _SCALED_BY_OTHERS
+        live = seen.get(name) if shared else self._caches.child(model, kind, name)
         edited = changed_fields(wanted, live) if live is not None else []
         try:
             async with self._slots:
-                answer = await ensure(self._client, wanted, live)
+                answer = await ensure(self._client, wanted, live, only_as_seen=shared)
         except KubeError as error:
             outcome.failures.append(Failure(f"{kind} {name}", error))
             return
