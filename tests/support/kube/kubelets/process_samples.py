@@ -40,7 +40,7 @@ async def until_ended(cluster: FakeCluster, name: str) -> dict[str, Any]:
         terminated: dict[str, Any] = live["status"]["containerStatuses"][0]["state"]["terminated"]
         return terminated
 
-    state = await cluster.eventually(ended, what=f"{name} has ended")
+    state: dict[str, Any] | None = await cluster.eventually(ended, what=f"{name} has ended")
     assert state is not None
     return state
 
