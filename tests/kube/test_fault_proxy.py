@@ -14,7 +14,7 @@ from tests.support.kube.fault_proxy import FaultProxy
 from tests.support.kube.faults import Chances, Fault, Faults, Match, seen
 from tests.support.kube.resources import CONFIG_MAPS
 from tests.support.kube.server import KubeServer
-from tests.support.kube.wire import Wire, next_event
+from tests.support.kube.wire import DEADLINE_S, Wire, next_event
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 
@@ -144,7 +144,8 @@ async def test_a_server_that_is_away_is_a_cut_connection(tmp_path: Path) -> None
 
 
 async def every(events: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [event async for event in events]
+    async with asyncio.timeout(DEADLINE_S):
+        return [event async for event in events]
 
 
 def test_chance_repeats_itself_by_its_seed() -> None:

@@ -164,12 +164,11 @@ class FaultProxy:
     async def _stream(self, request: web.Request, fault: Fault) -> web.StreamResponse:
         """Until either side ends, or for as long as the fault says."""
         async with contextlib.AsyncExitStack() as stack:
-            if fault.drop_after_s is not None:
-                await stack.enter_async_context(asyncio.timeout(fault.drop_after_s))
             answer = await stack.enter_async_context(self._ask(request, b""))
             response = web.StreamResponse(status=answer.status, headers=_end_to_end(answer.headers))
             await response.prepare(request)
             self.counts["watched"] += 1
+            await stack.enter_async_context(asyncio.timeout(fault.drop_after_s))
             async for chunk in answer.content.iter_any():
                 await self._going.wait()
                 await response.write(chunk)

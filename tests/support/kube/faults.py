@@ -51,7 +51,7 @@ class Fault:
     lose_answer: bool = False
     """The server does what was asked, and then the connection is cut: the client cannot know."""
     drop_after_s: float | None = None
-    """For a watch: its connection is cut after so long."""
+    """For a watch: its connection is cut so long after its stream began."""
 
 
 NOTHING = Fault()
