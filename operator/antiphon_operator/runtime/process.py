@@ -1,0 +1,159 @@
+"""What one operator process is made of while it acts: built when it has won the Lease, and given up as a whole.
+
+    kopf ──▶ Feed ──▶ Caches          Looks ◀── wants
+                        │               │
+                        └──▶ WorkQueue ◀┘ ──▶ Reconciler ──▶ API server, Redis
+
+Five tasks run side by side: kopf's watches, the workers of the queue, the search for ghosts, the writer of records,
+and the wait for the end. None of them ends by itself; one that does ends the process, and a fresh one lists anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from antiphon_operator.kube.access import ClusterAccess
+from antiphon_operator.kube.applying import ensure
+from antiphon_operator.kube.client import KubeClient
+from antiphon_operator.options import OperatorContext, OperatorOptions
+from antiphon_operator.plan.observed import Object
+from antiphon_operator.plan.planned import Apply, RedisAccess
+from antiphon_operator.render.common import redis_secret
+from antiphon_operator.resource.effective import effective_model
+from antiphon_operator.resource.model import parse_spec
+from antiphon_operator.runtime import handlers
+from antiphon_operator.runtime.access import Access
+from antiphon_operator.runtime.announcer import Announcer
+from antiphon_operator.runtime.applier import Applier
+from antiphon_operator.runtime.caches import Caches
+from antiphon_operator.runtime.feed import Feed
+from antiphon_operator.runtime.ghosts import Ghosts
+from antiphon_operator.runtime.kinds import Watched
+from antiphon_operator.runtime.metrics import OperatorMetrics
+from antiphon_operator.runtime.objects import metadata, name_of, namespace_of, uid_of
+from antiphon_operator.runtime.queue import WorkQueue
+from antiphon_operator.runtime.reconcile import Parts, Planner, Reconciler
+from antiphon_operator.runtime.redis_records import RecordWriter
+from antiphon_operator.runtime.status_writer import StatusWriter
+from antiphon_operator.runtime.wants import Looks, Sources
+
+log = logging.getLogger("antiphon.operator")
+
+_WORKERS = 8
+"""Models that are looked at side by side; most of a look is waiting for the API server."""
+_END_DEADLINE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the acting part is given."""
+
+    options: OperatorOptions
+    context: OperatorContext
+    access: ClusterAccess
+    client: KubeClient
+    kinds: Sequence[Watched]
+    metrics: OperatorMetrics
+    plan: Planner
+    sources: Sources
+    records: RecordWriter | None
+    credentials_key: bytes
+
+
+class ActingOperator:
+    """See the module's docstring."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        options, client, metrics = around.options, around.client, around.metrics
+        watched = {kind.kind for kind in around.kinds}
+        self.caches = Caches(nodes_known="Node" in watched)
+        self.queue = WorkQueue()
+        self._ghosts = Ghosts(client, self.caches, metrics, around.kinds, options.namespaces)
+        self.feed = Feed(self.caches, self.queue.add, self._ghosts.suspect)
+        self._looks = Looks(around.sources, self._pods, self.queue.add)
+        applier = Applier(client, self.caches, metrics, _now)
+        parts = Parts(
+            caches=self.caches,
+            applier=applier,
+            status=StatusWriter(client, self.caches),
+            looks=self._looks,
+            announcer=Announcer(client),
+            metrics=metrics,
+            records=around.records,
+            access=None
+            if around.records is None or not around.credentials_key
+            else Access(around.credentials_key, around.records, _secret, self._apply_secret),
+        )
+        self._reconciler = Reconciler(around.plan, around.context, parts, _now)
+        metrics.watch(
+            models=lambda: len(self.caches.model_keys()),
+            cached_objects=self.caches.size,
+            queue_depth=self.queue.depth,
+        )
+
+    async def run(self, identity: str, stop: asyncio.Event, watching: Callable[[], None]) -> bool:
+        """Act until `stop` is set: True; False if a part ended before. `watching`: kopf took the signal handlers."""
+        around = self._around
+        parts: dict[str, Coroutine[Any, Any, Any]] = {
+            "reconcilers": self.queue.run(self._reconciler.look, _WORKERS),
+            "search for ghosts": self._ghosts.run(self.feed),
+            "end": stop.wait(),
+        }
+        if around.records is not None:
+            parts["records"] = around.records.run()
+        tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+        # Last, as kopf ends every task that was not there before it.
+        registry = handlers.watch_registry(around.kinds, self.feed, around.access)
+        settings = handlers.watch_settings(around.kinds)
+        kopf_runs = handlers.watch(registry, settings, around.options.namespaces, identity, watching)
+        tasks.append(asyncio.create_task(kopf_runs, name="watches"))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done() and task.get_name() != "end":
+                    log.error("the %s ended, and with them this operator", task.get_name(), exc_info=_error(task))
+            return stop.is_set()
+        finally:
+            self.queue.close()
+            await self._looks.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=_END_DEADLINE_S)
+
+    def _pods(self, key: str) -> dict[str, Object]:
+        model = self.caches.model(key)
+        return {} if model is None else {name_of(pod): pod for pod in self.caches.pods(model)}
+
+    async def _apply_secret(self, manifest: Object) -> None:
+        await ensure(self._around.client, Apply(manifest), None)
+
+
+def _error(task: asyncio.Task[Any]) -> BaseException | None:
+    with contextlib.suppress(asyncio.CancelledError):
+        return task.exception()
+    return None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _secret(model: Object, access: RedisAccess, password: str) -> Object:
+    about = metadata(model)
+    return redis_secret(
+        effective_model(
+            namespace=namespace_of(model),
+            name=name_of(model),
+            uid=uid_of(model),
+            generation=int(about.get("generation", 0)),
+            spec=parse_spec(model.get("spec")),
+        ),
+        password,
+    )
