@@ -12,6 +12,9 @@ from antiphon.options import ServeOptions
 from antiphon_engine import Load
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.options import GatewayOptions
+from antiphon_operator.kube.metrics import API_REQUESTS
+from antiphon_operator.options import OperatorOptions
+from antiphon_operator.runtime.metrics import OperatorMetrics
 from antiphon_worker.metrics import WorkerMetrics
 from antiphon_worker.options import WorkerOptions
 from prometheus_client import CollectorRegistry
@@ -48,6 +51,8 @@ def option_tables() -> str:
             _option_table(specs(WorkerOptions)),
             "### `antiphon gateway`\n",
             _option_table(specs(GatewayOptions)),
+            "### `antiphon operator`\n",
+            _option_table(specs(OperatorOptions)),
         ]
     )
 
@@ -62,8 +67,17 @@ def metric_tables() -> str:
             _metric_table(gateway.registry),
             "### Worker\n",
             _metric_table(registry),
+            "### Operator\n",
+            _metric_table(_operator_registry()),
         ]
     )
+
+
+def _operator_registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    OperatorMetrics(registry)
+    registry.register(API_REQUESTS)
+    return registry
 
 
 def _option_table(options: tuple[OptionSpec, ...]) -> str:
