@@ -76,6 +76,17 @@ class KubeHttp:
         path = path_of(resource, namespace, name) + (f"/{subresource}" if subresource else "")
         return await self._json("PATCH", path, body=body, content_type="application/merge-patch+json")
 
+    async def apply(self, resource: Resource, namespace: str, body: Mapping[str, Any], *, manager: str) -> Object:
+        """Server-side apply of `body`, without force: raises Refused where another manager has a field with another
+        value."""
+        return await self._json(
+            "PATCH",
+            path_of(resource, namespace, body["metadata"]["name"]),
+            body=body,
+            parameters={"fieldManager": manager},
+            content_type="application/apply-patch+yaml",
+        )
+
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str = "", grace_s: int = -1) -> None:
         """A missing one, and one with another uid, count as deleted. `grace_s` -1: the object's own."""
         options: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
