@@ -14,7 +14,7 @@ RUN ANTIPHON_CACHE_DIR=/opt/antiphon/cache /opt/antiphon/bin/antiphon prepare de
 
 FROM ${PYTHON}
 # The engine compiles its kernels for the CPU that it finds.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* \
+RUN apt-get update && apt-get install -y --no-install-recommends g++ ca-certificates && rm -rf /var/lib/apt/lists/* \
  && groupadd --gid 10001 antiphon && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home antiphon
 COPY --from=build /opt/antiphon /opt/antiphon
 ENV PATH=/opt/antiphon/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp USER=antiphon \
