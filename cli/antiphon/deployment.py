@@ -23,6 +23,21 @@ from antiphon.options import ServeOptions
 _OWN = frozenset(spec.field for spec in specs(ServeOptions))
 _DECIDED_HERE = frozenset({"role", "worker", "worker_id", "status_port", "advertise_host", "ready_file"})
 """Options of workers and of the gateway that `serve` sets by itself."""
+_OF_A_CLUSTER = frozenset(
+    {
+        "revision",
+        "redis_username",
+        "redis_password_file",
+        "list_model",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "expert_parallel",
+        "ray_head",
+        "ray_join",
+        "ready_without_workers",
+    }
+)
+"""Options that an operator gives; on one machine they have nothing to say. A Redis password goes into the URL there."""
 
 
 def handed_on() -> tuple[OptionSpec, ...]:
@@ -30,7 +45,7 @@ def handed_on() -> tuple[OptionSpec, ...]:
     found = {
         spec.field: spec
         for spec in (*specs(GatewayOptions), *specs(WorkerOptions))
-        if spec.field not in _OWN and spec.field not in _DECIDED_HERE
+        if spec.field not in _OWN | _DECIDED_HERE | _OF_A_CLUSTER
     }
     return tuple(found.values())
 

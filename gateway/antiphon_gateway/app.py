@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 import time
 import uuid
@@ -22,16 +23,17 @@ from antiphon_telemetry import tracing
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from antiphon_gateway import chat, completions, errors, schema
+from antiphon_gateway import chat, completions, errors, pages, schema
 from antiphon_gateway.answers import Renderer, error_event
 from antiphon_gateway.auth import ApiKeys, cache_salt
-from antiphon_gateway.dispatch import Dispatcher
+from antiphon_gateway.dispatch import Dispatcher, no_worker
 from antiphon_gateway.errors import ApiError
 from antiphon_gateway.fleet import Fleet
-from antiphon_gateway.flight import Flight, Ticket
+from antiphon_gateway.flight import Flight, StartAgain, Target, Ticket
+from antiphon_gateway.groups import Group
 from antiphon_gateway.http import JSON_TYPE, ClientGone, Receive, Request, Scope, Send
 from antiphon_gateway.metrics import GatewayMetrics
-from antiphon_gateway.models import Model, ModelRegistry, Prompt
+from antiphon_gateway.models import ModelRegistry, Prompt
 from antiphon_gateway.options import GatewayOptions
 from antiphon_gateway.streaming import Presence, send_stream, send_whole
 from antiphon_gateway.tokenization import TextWorkers
@@ -43,43 +45,26 @@ Handler: TypeAlias = Callable[[Request], Awaitable[None]]
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
 _MODELS = "/v1/models/"
 _SWEEP_S = 1.0
-
-
-class _ModelObject(msgspec.Struct):
-    id: str
-    created: int
-    max_model_len: int
-    object: str = "model"
-    owned_by: str = "antiphon"
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_ModelObject]
-    object: str = "list"
-
-
-class _Workers(msgspec.Struct):
-    decode: int = 0
-    prefill: int = 0
-    both: int = 0
-
-
-class _Ready(msgspec.Struct):
-    ready: bool
-    draining: bool
-    models: dict[str, _Workers]
-    redis: str
+_MAX_STARTS = 8
+"""A request is started again only where it can be served elsewhere; this bounds what nobody thought of."""
 
 
 class Gateway:
     """See the module. `start` and `close` belong to the server."""
 
-    def __init__(self, options: GatewayOptions, keys: ApiKeys, gateway_id: str) -> None:
+    def __init__(
+        self,
+        options: GatewayOptions,
+        keys: ApiKeys,
+        gateway_id: str,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """`draw` gives numbers in [0, 1): all the randomness there is in where requests go."""
         self.options = options
         self.models = ModelRegistry()
         self.metrics = GatewayMetrics()
         self.fleet = Fleet(options, gateway_id, self.models)
-        self.dispatcher = Dispatcher(self.fleet, options, self.metrics)
+        self.dispatcher = Dispatcher(self.fleet, options, self.metrics, draw)
         self.draining = False
         self._keys = keys
         self._text = TextWorkers()
@@ -191,36 +176,29 @@ class Gateway:
         await request.respond(200, b'{"status":"ok"}', JSON_TYPE)
 
     async def _ready(self, request: Request) -> None:
-        models = {model.name: self._count(model) for model in self.models}
-        served = any(workers.decode + workers.both for workers in models.values())
-        healthy = self.fleet.mirror_healthy
-        redis = "none" if healthy is None else "ok" if healthy else "down"
-        page = _Ready(served and not self.draining, self.draining, models, redis)
+        page = pages.ready_page(
+            self.fleet,
+            self.dispatcher.selection,
+            draining=self.draining,
+            ready_without_workers=self.options.ready_without_workers,
+        )
         await request.respond(200 if page.ready else 503, msgspec.json.encode(page), JSON_TYPE)
-
-    def _count(self, model: Model) -> _Workers:
-        count = _Workers()
-        for client in self.fleet.workers_of(model):
-            if client.attachment is not None and not client.queue.draining:
-                role = client.attachment.role.name.lower()
-                setattr(count, role, getattr(count, role) + 1)
-        return count
 
     async def _metrics(self, request: Request) -> None:
         await request.respond(200, self.metrics.page(), (b"content-type", CONTENT_TYPE_LATEST.encode()))
 
     async def _list_models(self, request: Request) -> None:
         self._keys.tenant(request.header(b"authorization"))
-        page = _ModelList([_object(model) for model in self.models])
+        page = pages.ModelList(list(pages.list_models(self.fleet)))
         await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
 
     async def _show_model(self, request: Request) -> None:
         self._keys.tenant(request.header(b"authorization"))
         name = request.path[len(_MODELS) :]
-        model = self.models.get(name)
+        model = next((model for model in pages.list_models(self.fleet) if model.id == name), None)
         if model is None:
             raise errors.model_not_found(name)
-        await request.respond(200, msgspec.json.encode(_object(model)), JSON_TYPE)
+        await request.respond(200, msgspec.json.encode(model), JSON_TYPE)
 
     # -- generation
 
@@ -230,51 +208,92 @@ class Gateway:
     async def _completions(self, request: Request) -> None:
         await self._generate(request, "completions", self._start_completion)
 
-    async def _start_chat(self, raw: bytes, ticket: Ticket) -> Started:
-        body = schema.decode(raw, schema.ChatBody)
-        model = self._model(body.model)
+    async def _start_chat(self, call: Call) -> Started:
+        body = schema.decode(call.raw, schema.ChatBody)
+        target = await self._target(body.model, call)
         schema.check_chat(body)
-        prompt = await chat.make_prompt(body, model, ticket.salt, self._text, len(raw))
-        sampling = chat.sampling_for(body, model, prompt)
-        flight = self._flight(ticket, model, [prompt], sampling, body, "chat")
-        return Started(flight, chat.ChatRenderer(f"chatcmpl-{ticket.request_id}", body, model), bool(body.stream))
+        prompt = await chat.make_prompt(body, target, self._text, len(call.raw))
+        sampling = chat.sampling_for(body, target, prompt)
+        flight = self._flight(call, target, [prompt], sampling, body, "chat")
+        renderer = chat.ChatRenderer(f"chatcmpl-{call.ticket.request_id}", body, target)
+        return Started(flight, renderer, bool(body.stream))
 
-    async def _start_completion(self, raw: bytes, ticket: Ticket) -> Started:
-        body = schema.decode(raw, schema.CompletionBody)
-        model = self._model(body.model)
+    async def _start_completion(self, call: Call) -> Started:
+        body = schema.decode(call.raw, schema.CompletionBody)
+        target = await self._target(body.model, call)
         schema.check_completion(body)
-        prompts = await completions.make_prompts(body, model, ticket.salt, self._text)
-        sampling = completions.sampling_for(body, model, prompts)
-        flight = self._flight(ticket, model, prompts, sampling, body, "completions")
-        renderer = completions.CompletionRenderer(f"cmpl-{ticket.request_id}", body, model)
+        prompts = await completions.make_prompts(body, target, self._text)
+        sampling = completions.sampling_for(body, target, prompts)
+        flight = self._flight(call, target, prompts, sampling, body, "completions")
+        renderer = completions.CompletionRenderer(f"cmpl-{call.ticket.request_id}", body, target)
         return Started(flight, renderer, bool(body.stream))
 
     def _flight(
         self,
-        ticket: Ticket,
-        model: Model,
+        call: Call,
+        target: Target,
         prompts: list[Prompt],
         sampling: pb.Sampling,
         body: schema.CommonBody,
         endpoint: str,
     ) -> Flight:
         return Flight(
-            ticket,
-            model,
+            call.ticket,
+            target,
             prompts,
             sampling,
             choices_per_prompt=body.n or 1,
             buffer_steps=self.options.stream_buffer_steps,
-            metrics=self.metrics.of(model.name, endpoint),
+            metrics=self.metrics.of(target.model.name, endpoint),
+            failures=call.failures,
         )
 
-    def _model(self, name: str) -> Model:
-        model = self.models.get(name)
-        if model is not None:
-            return model
-        if name in self.fleet.announced_models():
-            raise errors.no_worker(name, "none of its workers can be reached")
+    # -- from a name to workers
+
+    async def _target(self, name: str, call: Call) -> Target:
+        """What the client means. Waits where the Model is waking. Raises ApiError (404, 429, 503) and ClientGone."""
+        catalogue = self.fleet.catalogue
+        while True:
+            key = self._key(name)
+            record = catalogue.record(key)
+            group = self.dispatcher.selection.choose(key)
+            if group is None and record is not None and record.waking:
+                await self._wait_for_worker(name, key, call)
+                continue
+            model = self.models.get(key) if group is None else self.models.by_digest(group.card_digest)
+            if model is None:
+                raise no_worker(name, record)
+            return Target(
+                name=name,
+                # Without workers: whatever is wrong with the request itself is said first.
+                group=group or Group(key, "", model.digest),
+                model=model,
+                max_context_tokens=pages.context_limit(model, record.max_context_tokens if record is not None else 0),
+                salt=b"" if record is not None and record.isolation == "Shared" else call.ticket.salt,
+            )
+
+    def _key(self, name: str) -> str:
+        """The model that `name` means. Raises ApiError (404, 503)."""
+        catalogue = self.fleet.catalogue
+        key = catalogue.key_of(name)
+        if key is not None:
+            return key
+        if catalogue.record(name) is None:
+            if self.models.get(name) is not None:
+                return name
+            if name in self.fleet.announced_models():
+                raise errors.no_worker(name, "none of its workers can be reached")
         raise errors.model_not_found(name)
+
+    async def _wait_for_worker(self, name: str, key: str, call: Call) -> None:
+        """Return when something has changed for the model. Raises ApiError (429, 503) and ClientGone."""
+        if self.dispatcher.waiting >= self.options.queue_size:
+            raise errors.queue_full(self.options.queue_size)
+        remaining_s = call.ticket.arrived_at + self.options.queue_timeout_s - time.monotonic()
+        with self.dispatcher.lobby.place(key) as changed:
+            if remaining_s > 0 and await call.presence.until(changed, remaining_s):
+                return
+        raise no_worker(name, self.fleet.catalogue.record(key))
 
     async def _generate(self, request: Request, endpoint: str, start: Starter) -> None:
         """Count, trace and serve one generating request, whatever way it ends."""
@@ -316,33 +335,48 @@ class Gateway:
         tenant = self._keys.tenant(request.header(b"authorization"))
         raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
         traceparent = tracing.inject(span) if span.get_span_context().is_valid else ""
-        ticket = Ticket(uuid.uuid4().hex, tenant, cache_salt(tenant), traceparent, span)
+        ticket = Ticket(uuid.uuid4().hex, tenant, cache_salt(tenant), traceparent, span, time.monotonic())
         if span.is_recording():
             span.set_attributes(
                 {"antiphon.request_id": ticket.request_id, "antiphon.client_request_id": request.request_id}
             )
         async with Presence(request) as presence:
-            started = await start(raw, ticket)
-            flight = started.flight
-            outcome.model = flight.model.name
-            presence.follow(flight)
-            self._flights[flight] = request
-            try:
-                if flight.choices[0].sampling.max_tokens:
-                    self.dispatcher.enqueue(flight)
-                else:
-                    _complete(flight)
-                if started.stream:
-                    failure = await send_stream(request, flight, started.renderer)
-                    if failure is not None:
-                        log.warning("request %s (%s): %s", request.request_id, ticket.request_id, failure.message)
-                        outcome.status = failure.status
-                        span.set_status(Status(StatusCode.ERROR, failure.message))
-                else:
-                    await send_whole(request, flight, started.renderer)
-            finally:
-                self.dispatcher.withdraw(flight)
-                del self._flights[flight]
+            call = Call(raw, ticket, presence)
+            while True:
+                call.starts += 1
+                try:
+                    await self._fly(request, call, start, outcome)
+                    return
+                except StartAgain as again:
+                    if call.starts == _MAX_STARTS:
+                        raise
+                    log.info("request %s starts again: its workers are gone", ticket.request_id)
+                    call.failures = again.failures
+
+    async def _fly(self, request: Request, call: Call, start: Starter, outcome: _Outcome) -> None:
+        """One start of the request, to its end. Raises StartAgain where nothing was sent and others can serve it."""
+        started = await start(call)
+        flight, span = started.flight, call.ticket.span
+        outcome.model = flight.model.name
+        call.presence.follow(flight)
+        self._flights[flight] = request
+        try:
+            if flight.choices[0].sampling.max_tokens:
+                self.dispatcher.enqueue(flight)
+            else:
+                _complete(flight)
+            if started.stream:
+                failure = await send_stream(request, flight, started.renderer)
+                if failure is not None:
+                    log.warning("request %s (%s): %s", request.request_id, call.ticket.request_id, failure.message)
+                    outcome.status = failure.status
+                    span.set_status(Status(StatusCode.ERROR, failure.message))
+            else:
+                await send_whole(request, flight, started.renderer)
+        finally:
+            self.dispatcher.withdraw(flight)
+            del self._flights[flight]
+            if not isinstance(flight.failure, StartAgain):
                 _account(flight, span)
 
 
@@ -359,7 +393,19 @@ class Started:
     stream: bool
 
 
-Starter: TypeAlias = Callable[[bytes, Ticket], Awaitable[Started]]
+@dataclass(slots=True)
+class Call:
+    """One generating request until it is answered: all that starting it, or starting it again, needs."""
+
+    raw: bytes
+    ticket: Ticket
+    presence: Presence
+    starts: int = 0
+    failures: int = 0
+    """How often workers have failed on it."""
+
+
+Starter: TypeAlias = Callable[[Call], Awaitable[Started]]
 
 
 @dataclass(slots=True)
@@ -390,7 +436,3 @@ def _account(flight: Flight, span: Span) -> None:
                 "antiphon.choices": len(flight.choices),
             }
         )
-
-
-def _object(model: Model) -> _ModelObject:
-    return _ModelObject(model.name, model.created, model.max_context_tokens)

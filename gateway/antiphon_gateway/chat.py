@@ -10,9 +10,9 @@ from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
 from antiphon_gateway.answers import FINISH_REASONS, Frame, UsageBody, usage
-from antiphon_gateway.flight import Choice, Flight
+from antiphon_gateway.flight import Choice, Flight, Target
 from antiphon_gateway.logprobs import ChatLogprobs, ContentLogprob, chat_logprobs
-from antiphon_gateway.models import Model, Prompt
+from antiphon_gateway.models import Prompt
 from antiphon_gateway.sampling import make_sampling
 from antiphon_gateway.schema import ChatBody
 from antiphon_gateway.tokenization import TextWorkers
@@ -42,12 +42,13 @@ class _Whole(msgspec.Struct):
     usage: UsageBody
 
 
-async def make_prompt(body: ChatBody, model: Model, salt: bytes, workers: TextWorkers, body_bytes: int) -> Prompt:
+async def make_prompt(body: ChatBody, target: Target, workers: TextWorkers, body_bytes: int) -> Prompt:
     """Messages through the template and the tokenizer. Raises ApiError (400)."""
+    model, salt = target.model, target.salt
     template = model.template
     if template is None:
         raise errors.invalid(
-            f"The model {model.name!r} has no chat template; use /v1/completions.", param="model", code="no_template"
+            f"The model {target.name!r} has no chat template; use /v1/completions.", param="model", code="no_template"
         )
     add_generation_prompt = body.add_generation_prompt is not False
     tools = body.tools if body.tools and body.tool_choice != "none" else None
@@ -69,18 +70,18 @@ async def make_prompt(body: ChatBody, model: Model, salt: bytes, workers: TextWo
     return prompt
 
 
-def sampling_for(body: ChatBody, model: Model, prompt: Prompt) -> pb.Sampling:
+def sampling_for(body: ChatBody, target: Target, prompt: Prompt) -> pb.Sampling:
     """Raises ApiError (400)."""
     prompt_tokens = len(prompt.token_ids)
-    room = model.max_context_tokens - prompt_tokens
+    room = target.max_context_tokens - prompt_tokens
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     max_tokens = max(1, room) if wanted is None else wanted
     if max_tokens > room:
         raise errors.context_too_long(
-            limit=model.max_context_tokens, prompt_tokens=prompt_tokens, max_tokens=max_tokens, param="messages"
+            limit=target.max_context_tokens, prompt_tokens=prompt_tokens, max_tokens=max_tokens, param="messages"
         )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return make_sampling(body, vocab_size=model.vocab_size, max_tokens=max_tokens, logprobs=logprobs)
+    return make_sampling(body, vocab_size=target.model.vocab_size, max_tokens=max_tokens, logprobs=logprobs)
 
 
 @dataclass(slots=True)
@@ -92,10 +93,11 @@ class _Kept:
 class ChatRenderer:
     """A `Renderer`."""
 
-    def __init__(self, answer_id: str, body: ChatBody, model: Model) -> None:
+    def __init__(self, answer_id: str, body: ChatBody, target: Target) -> None:
         self._id = answer_id
         self._created = int(time.time())
-        self._model = model
+        self._name = target.name
+        self._model = target.model
         self._logprobs = bool(body.logprobs)
         self._top = body.top_logprobs or 0
         self._begun: set[int] = set()
@@ -105,7 +107,7 @@ class ChatRenderer:
             id=answer_id,
             object="chat.completion.chunk",
             created=self._created,
-            model=model.name,
+            model=target.name,
             include_usage=include_usage,
         )
 
@@ -151,5 +153,5 @@ class ChatRenderer:
             message = _Message("".join(kept.texts))
             choices.append(_WholeChoice(choice.index, message, logprobs, FINISH_REASONS[choice.finish]))
         return msgspec.json.encode(
-            _Whole(self._id, "chat.completion", self._created, self._model.name, choices, usage(flight))
+            _Whole(self._id, "chat.completion", self._created, self._name, choices, usage(flight))
         )

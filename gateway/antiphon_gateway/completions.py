@@ -15,7 +15,7 @@ from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
 from antiphon_gateway.answers import FINISH_REASONS, Frame, UsageBody, usage
-from antiphon_gateway.flight import Choice, Flight
+from antiphon_gateway.flight import Choice, Flight, Target
 from antiphon_gateway.logprobs import CompletionLogprobs, completion_logprobs
 from antiphon_gateway.models import Model, Prompt
 from antiphon_gateway.sampling import make_sampling
@@ -43,8 +43,9 @@ class _Whole(msgspec.Struct):
     usage: UsageBody
 
 
-async def make_prompts(body: CompletionBody, model: Model, salt: bytes, workers: TextWorkers) -> list[Prompt]:
+async def make_prompts(body: CompletionBody, target: Target, workers: TextWorkers) -> list[Prompt]:
     """Raises ApiError (400)."""
+    model, salt = target.model, target.salt
     given = prompts(body)
     if len(given) * (body.n or 1) > MAX_CHOICES_IN_ALL:
         raise errors.invalid(f"{len(given)} prompts times n make more than {MAX_CHOICES_IN_ALL} choices.", param="n")
@@ -75,17 +76,17 @@ def _prompt(given: str | list[int], model: Model, salt: bytes, index: int, *, wi
     return model.prompt(token_ids, salt, text if with_text else "")
 
 
-def sampling_for(body: CompletionBody, model: Model, given: Sequence[Prompt]) -> pb.Sampling:
+def sampling_for(body: CompletionBody, target: Target, given: Sequence[Prompt]) -> pb.Sampling:
     """Raises ApiError (400)."""
     longest = max(len(prompt.token_ids) for prompt in given)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens is None:
-        max_tokens = max(1, min(max_tokens, model.max_context_tokens - longest))
-    if longest + max_tokens > model.max_context_tokens:
+        max_tokens = max(1, min(max_tokens, target.max_context_tokens - longest))
+    if longest + max_tokens > target.max_context_tokens:
         raise errors.context_too_long(
-            limit=model.max_context_tokens, prompt_tokens=longest, max_tokens=max_tokens, param="prompt"
+            limit=target.max_context_tokens, prompt_tokens=longest, max_tokens=max_tokens, param="prompt"
         )
-    return make_sampling(body, vocab_size=model.vocab_size, max_tokens=max_tokens, logprobs=body.logprobs)
+    return make_sampling(body, vocab_size=target.model.vocab_size, max_tokens=max_tokens, logprobs=body.logprobs)
 
 
 @dataclass(slots=True)
@@ -99,10 +100,11 @@ class _Kept:
 class CompletionRenderer:
     """A `Renderer`."""
 
-    def __init__(self, answer_id: str, body: CompletionBody, model: Model) -> None:
+    def __init__(self, answer_id: str, body: CompletionBody, target: Target) -> None:
         self._id = answer_id
         self._created = int(time.time())
-        self._model = model
+        self._name = target.name
+        self._model = target.model
         self._top = body.logprobs
         self._echo = bool(body.echo)
         self._kept: dict[int, _Kept] = {}
@@ -111,7 +113,7 @@ class CompletionRenderer:
             id=answer_id,
             object="text_completion",
             created=self._created,
-            model=model.name,
+            model=target.name,
             include_usage=include_usage,
         )
 
@@ -150,5 +152,5 @@ class CompletionRenderer:
                 logprobs, _ = completion_logprobs(self._model.codec, kept.logprobs, self._top, 0)
             choices.append(_WholeChoice(text, choice.index, logprobs, FINISH_REASONS[choice.finish]))
         return msgspec.json.encode(
-            _Whole(self._id, "text_completion", self._created, self._model.name, choices, usage(flight))
+            _Whole(self._id, "text_completion", self._created, self._name, choices, usage(flight))
         )

@@ -1,13 +1,17 @@
 """Which worker serves which choice, when: the one waiting queue of this gateway.
 
     enqueue -> WAITING -> submitted -> accepted -> tokens ... -> ended
-                  ^            |            |
-                  +- refused --+            +- lost or failed before a token: once more, elsewhere
+                  ^            |            |         |
+                  +- refused --+            +---------+-- lost or failed: elsewhere, with the output so far
 
 Workers accept only what they will start soon, so everything that waits, waits here: bounded, tenants in turn, with a
 deadline. Placing is a pure decision (`antiphon_policy.routing.route`) over what is known now. Everything runs on the
 event loop as plain calls without waiting; the handler of a flight withdraws it in a `finally`, and then nothing of it
 is left here or on any worker.
+
+Each choice belongs to a group of workers (`groups`), and there is one queue a group. A choice whose group has nobody
+left for it moves to another one while it has no output; if that has another card, its prompt has to be made anew, and
+the handler starts the whole flight again (`StartAgain`).
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from antiphon_kvtransfer.model_record import ModelRecord
 from antiphon_policy.routing import (
     NoWorker,
     RouteDecision,
@@ -32,18 +37,21 @@ from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
 from antiphon_gateway.fleet import Fleet, can_decode
-from antiphon_gateway.flight import Choice, Flight
+from antiphon_gateway.flight import Choice, Flight, StartAgain
+from antiphon_gateway.groups import Group
 from antiphon_gateway.load import Pledge, WorkerLoad
+from antiphon_gateway.lobby import Lobby
 from antiphon_gateway.metrics import GatewayMetrics
-from antiphon_gateway.models import Model
 from antiphon_gateway.options import GatewayOptions
+from antiphon_gateway.selection import Selection
 from antiphon_gateway.waiting import WaitingQueue
 from antiphon_gateway.worker_client import WorkerClient
 
 log = logging.getLogger("antiphon.gateway")
 
-MAX_FAILURES = 2
-"""Workers that may fail on one choice before its first token: it is tried elsewhere once."""
+MAX_FAILURES = 3
+"""Workers that may fail on one choice or be lost with it: it is tried elsewhere twice. So one that breaks workers
+breaks few, and one that loses its worker with a node survives being given to another on that node."""
 
 _LINKS_FOR_S = 1.0
 
@@ -78,12 +86,22 @@ class Attempt:
 class Dispatcher:
     """See the module."""
 
-    def __init__(self, fleet: Fleet, options: GatewayOptions, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        options: GatewayOptions,
+        metrics: GatewayMetrics,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """`draw` gives numbers in [0, 1)."""
+        self.selection = Selection(fleet, draw)
+        self.lobby = Lobby()
+        self._draw = draw
         self._fleet = fleet
         self._options = options
         self._metrics = metrics
         self._loads: dict[WorkerClient, WorkerLoad] = {}
-        self._queues: dict[str, WaitingQueue] = {}
+        self._queues: dict[Group, WaitingQueue] = {}
         self._orders = itertools.count(1)
         self._links: Mapping[tuple[str, str], float] = {}
         self._links_at = float("-inf")
@@ -91,7 +109,8 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        """Choices in the queues, and requests that wait for the first worker of their model."""
+        return sum(len(queue) for queue in self._queues.values()) + len(self.lobby)
 
     @property
     def pledges(self) -> int:
@@ -101,14 +120,12 @@ class Dispatcher:
     # -- for handlers
 
     def enqueue(self, flight: Flight) -> None:
-        """Take a flight over. Raises ApiError (429, 503) if there is no place or no worker for it."""
-        if not any(can_decode(client.attachment.role) for client in self._usable(flight.model) if client.attachment):
-            raise errors.no_worker(flight.model.name)
-        queue = self._queues.setdefault(flight.model.digest, WaitingQueue())
+        """Take a flight over; it fails where nobody can serve it. Raises ApiError (429) if there is no place."""
+        queue = self._queues.setdefault(flight.target.group, WaitingQueue())
         for choice in flight.choices:
             choice.order = next(self._orders)
             queue.append(choice)
-        self._pump(flight.model)
+        self._pump(flight.target.group)
         if self.waiting > self._options.queue_size:
             waiting = [choice for choice in flight.choices if choice.attempt is None and not choice.ended]
             if waiting:
@@ -126,19 +143,16 @@ class Dispatcher:
             flight.deadline_timer.cancel()
             flight.deadline_timer = None
         left = False
-        queue = self._queues.get(flight.model.digest)
         for choice in flight.choices:
-            if queue is not None and queue.remove(choice):
-                left = True
+            left |= self._unqueue(choice)
             attempt = choice.attempt
             if attempt is not None:
                 left = True
                 self._close(attempt)
                 attempt.load.client.cancel(attempt.ref)
-        if queue is not None and not queue:
-            del self._queues[flight.model.digest]
         if left:
-            self._pump(flight.model)
+            for group in {choice.group for choice in flight.choices}:
+                self._look_again(group)
         return left
 
     def sweep(self, flight: Flight, now: float) -> None:
@@ -156,18 +170,32 @@ class Dispatcher:
     def worker_attached(self, client: WorkerClient) -> None:
         self._loads[client] = WorkerLoad(client)
         self._links_at = float("-inf")
-        self._pump_for(client)
+        if client.attachment is not None:
+            model = client.attachment.group.model
+            for group in [group for group in self._queues if group.model == model]:
+                self._look_again(group)
+            self.lobby.call(model)
 
     def worker_detached(self, client: WorkerClient) -> None:
         # Its requests hear `lost` one by one, after this.
         self._loads.pop(client, None)
         self._metrics.worker_lost()
+        if client.attachment is not None and client.attachment.group in self._queues:
+            # Not now: its next incarnation may be about to take its place.
+            asyncio.get_running_loop().call_soon(self._look_again, client.attachment.group)
+
+    def records_changed(self) -> None:
+        """Who drains, names and weights may be others: what waits looks again."""
+        for group in list(self._queues):
+            self._look_again(group)
+        self.lobby.call_all()
 
     def worker_load_changed(self, client: WorkerClient) -> None:
         load = self._loads.get(client)
         if load is not None:
             load.settle(time.monotonic())
-            self._pump_for(client)
+            if client.attachment is not None and client.attachment.group in self._queues:
+                self._look_again(client.attachment.group)
 
     # -- what attempts hear
 
@@ -216,7 +244,7 @@ class Dispatcher:
         if not kept or step.finish:
             self._close(attempt)
             attempt.load.full_since = None
-            self._pump(choice.flight.model)
+            self._pump(choice.group)
 
     def _measure(self, choice: Choice, now: float, previous: float) -> None:
         flight = choice.flight
@@ -233,69 +261,86 @@ class Dispatcher:
         attachment = attempt.load.client.attachment
         self._close(attempt)
         choice.failures += 1
+        choice.why_failed = why
         if attachment is not None:
             choice.excluded.add(attachment.worker_id)
         log.warning("request %s failed on a worker: %s", choice.flight.ticket.request_id, why)
-        if choice.completion_tokens:
-            choice.fail(errors.worker_failed(why, tokens_sent=True))
-        elif choice.failures >= MAX_FAILURES or not self._candidates(choice):
-            choice.fail(errors.worker_failed(why, tokens_sent=False))
-        else:
+        if choice.failures >= MAX_FAILURES:
+            choice.fail(errors.worker_failed(why, tokens_sent=bool(choice.output)))
+            return
+        if choice.output:
+            # It had its turn: the time that it was served does not count against it now.
+            choice.flight.queued_at = time.monotonic()
+        self._wait_again(choice)
+        if not choice.ended:
             self._metrics.retried()
-            self._wait_again(choice)
 
     # -- the queue
 
     def _wait_again(self, choice: Choice) -> None:
         flight = choice.flight
-        queue = self._queues.setdefault(flight.model.digest, WaitingQueue())
-        queue.put_back(choice)
-        self._pump(flight.model)
+        self._queues.setdefault(choice.group, WaitingQueue()).put_back(choice)
+        self._pump(choice.group)
         if choice.attempt is None and not choice.ended:
             if self.waiting > self._options.queue_size:
-                queue.remove(choice)
+                self._unqueue(choice)
                 choice.fail(errors.queue_full(self._options.queue_size))
             else:
                 self._set_deadline(flight)
 
     def _set_deadline(self, flight: Flight) -> None:
         if flight.deadline_timer is None:
-            remaining_s = flight.began_at + self._options.queue_timeout_s - time.monotonic()
             flight.deadline_timer = asyncio.get_running_loop().call_later(
-                max(0.0, remaining_s), self._deadline_passed, flight
+                max(0.0, self._remaining_s(flight)), self._deadline_passed, flight
             )
+
+    def _remaining_s(self, flight: Flight) -> float:
+        return flight.queued_at + self._options.queue_timeout_s - time.monotonic()
 
     def _deadline_passed(self, flight: Flight) -> None:
         flight.deadline_timer = None
-        queue = self._queues.get(flight.model.digest)
+        if self._remaining_s(flight) > 0:
+            # It was served meanwhile, and waits anew.
+            self._set_deadline(flight)
+            return
         for choice in flight.choices:
-            if queue is not None and queue.remove(choice):
+            if self._unqueue(choice):
                 choice.fail(errors.queue_timeout(self._options.queue_timeout_s))
 
-    def _pump_for(self, client: WorkerClient) -> None:
-        attachment = client.attachment
-        if attachment is None or attachment.card_digest not in self._queues:
-            return
-        model = self._fleet.models.by_digest(attachment.card_digest)
-        if model is not None:
-            self._pump(model)
-
-    def _pump(self, model: Model) -> None:
-        """Place what waits for the model, in turn, as far as there is room."""
-        queue = self._queues.get(model.digest)
-        if queue is None:
-            return
-        while queue and self._place(queue.head()):
-            queue.pop()
+    def _unqueue(self, choice: Choice) -> bool:
+        """Whether it was waiting."""
+        queue = self._queues.get(choice.group)
+        if queue is None or not queue.remove(choice):
+            return False
         if not queue:
-            del self._queues[model.digest]
+            del self._queues[choice.group]
+        return True
 
-    def _place(self, choice: Choice) -> bool:
-        """Submit the choice, or fail it where nobody can ever serve it. False: it has to wait."""
-        candidates = self._candidates(choice)
-        if not candidates:
-            choice.fail(self._nobody(choice))
-            return True
+    def _look_again(self, group: Group) -> None:
+        """Place what waits, if anybody can serve it. With nobody there it goes on waiting: a worker may come back."""
+        if self.selection.decoders(group) or self.selection.choose(group.model) is not None:
+            self._pump(group)
+
+    def _pump(self, group: Group) -> None:
+        """Place what waits for the group, in turn, as far as there is room; and for those that it sends some to."""
+        due = [group]
+        while due:
+            group = due.pop()
+            queue = self._queues.get(group)
+            while queue:
+                choice = queue.head()
+                candidates = self._candidates(choice)
+                if candidates and not self._place(choice, candidates):
+                    break
+                queue.pop()
+                if not candidates and self._move(choice):
+                    self._queues.setdefault(choice.group, WaitingQueue()).put_back(choice)
+                    due.append(choice.group)
+            if queue is not None and not queue:
+                del self._queues[group]
+
+    def _place(self, choice: Choice, candidates: Sequence[WorkerLoad]) -> bool:
+        """Submit the choice. False: it has to wait."""
         if not any(load.open for load in candidates):
             return False
         model = choice.flight.model
@@ -303,41 +348,51 @@ class Dispatcher:
         leading = self._fleet.leading_blocks(model, prompt.chain)
         snapshot = RoutingSnapshot(workers=self._views(choice, leading), link_gigabytes_per_s=self._link_speeds())
         request = RouteRequest(
-            prompt_tokens=len(prompt.token_ids),
+            prompt_tokens=len(prompt.token_ids) + len(choice.output),
             block_tokens=model.block_tokens,
             block_bytes=model.block_bytes,
-            max_tokens=choice.sampling.max_tokens,
+            max_tokens=choice.sampling.max_tokens - len(choice.output),
         )
         try:
-            decision = route(snapshot, request, random.random())
+            decision = route(snapshot, request, self._draw())
         except NoWorker as error:
             log.debug("request %s has to wait: %s", choice.flight.ticket.request_id, error)
             return False
         self._submit(choice, decision, leading)
         return True
 
-    def _nobody(self, choice: Choice) -> errors.ApiError:
-        if choice.failures:
-            return errors.worker_failed("and no other worker can take it over", tokens_sent=False)
-        return errors.no_worker(choice.flight.model.name)
-
-    def _usable(self, model: Model) -> list[WorkerClient]:
-        return [client for client in self._fleet.workers_of(model) if not client.queue.draining]
+    def _move(self, choice: Choice) -> bool:
+        """The choice's group has nobody for it: give it another one. False: it has ended, one way or another."""
+        flight = choice.flight
+        target = flight.target
+        record = self._fleet.catalogue.record(target.group.model)
+        nobody = no_worker(target.name, record)
+        if not choice.output:
+            group = self.selection.choose(target.group.model, choice.excluded)
+            if group is not None and group.card_digest == target.group.card_digest:
+                choice.group = group
+                return True
+            asleep = group is None and record is not None and record.waking
+            if flight.untouched and (group is not None or asleep):
+                choice.fail(StartAgain(nobody, choice.failures))
+                return False
+        if choice.why_failed:
+            choice.fail(errors.worker_failed(choice.why_failed, tokens_sent=bool(choice.output)))
+        else:
+            choice.fail(nobody)
+        return False
 
     def _candidates(self, choice: Choice) -> list[WorkerLoad]:
         """Workers that may decode the choice, if not now then later."""
         return [
             self._loads[client]
-            for client in self._usable(choice.flight.model)
-            if client.attachment is not None
-            and client in self._loads
-            and can_decode(client.attachment.role)
-            and client.attachment.worker_id not in choice.excluded
+            for client in self.selection.decoders(choice.group, choice.excluded)
+            if client in self._loads
         ]
 
     def _views(self, choice: Choice, leading: Mapping[str, int]) -> tuple[WorkerView, ...]:
         views = []
-        for client in self._usable(choice.flight.model):
+        for client in self.selection.usable(choice.group):
             load = self._loads.get(client)
             attachment = client.attachment
             if load is None or attachment is None or attachment.worker_id in choice.excluded:
@@ -373,6 +428,7 @@ class Dispatcher:
         load = self._loads[client]
         attempt = Attempt(self, choice, load)
         choice.attempt = attempt
+        choice.continued = bool(choice.output)
         choice.submits += 1
         load.unanswered += 1
         attempt.pledges = self._pledge(choice, decision, leading)
@@ -381,8 +437,9 @@ class Dispatcher:
         submit = pb.Submit(
             request_id=f"{ticket.request_id}-{choice.index}.{choice.submits}",
             prompt_token_ids=choice.prompt.token_ids,
+            output_token_ids=choice.output,
             sampling=choice.sampling,
-            cache_salt=ticket.salt,
+            cache_salt=choice.flight.target.salt,
             prefill=[peer for name in prefill if (peer := self._fleet.peer(name)) is not None],
             prefix_peers=[
                 pb.PrefixPeer(peer=peer, blocks=blocks)
@@ -397,6 +454,7 @@ class Dispatcher:
                 "submitted",
                 {
                     "choice": choice.index,
+                    "revision": choice.group.revision,
                     "decode": decision.decode,
                     "prefill": decision.prefill or "",
                     "reason": decision.reason.value,
@@ -409,7 +467,7 @@ class Dispatcher:
         self, choice: Choice, decision: RouteDecision, leading: Mapping[str, int]
     ) -> tuple[tuple[WorkerLoad, Pledge], ...]:
         block_tokens = choice.flight.model.block_tokens
-        prompt_tokens = len(choice.prompt.token_ids)
+        prompt_tokens = len(choice.prompt.token_ids) + len(choice.output)
         blocks = prompt_tokens // block_tokens + 1
         by = decision.prefill or decision.decode
         to_compute = max(1, prompt_tokens - leading.get(by, 0) * block_tokens)
@@ -436,9 +494,9 @@ class Dispatcher:
             return
         attempt.answered = True
         attempt.load.unanswered -= 1
-        flight = attempt.choice.flight
-        self._metrics.queued(flight.model.name, time.monotonic() - flight.began_at)
-        self._pump(flight.model)
+        choice = attempt.choice
+        self._metrics.queued(choice.flight.model.name, time.monotonic() - choice.flight.queued_at)
+        self._pump(choice.group)
 
     def _close(self, attempt: Attempt) -> None:
         """The attempt is over: it holds nothing here any more."""
@@ -447,6 +505,14 @@ class Dispatcher:
             attempt.answered = True
             attempt.load.unanswered -= 1
         attempt.choice.attempt = None
+
+
+def no_worker(name: str, record: ModelRecord | None) -> errors.ApiError:
+    """`name` as the client said it; `record` of its model, if there is one."""
+    if record is None:
+        return errors.no_worker(name)
+    detail = "it is starting" if record.waking else ""
+    return errors.no_worker(name, detail, retry_after_s=record.retry_after_s)
 
 
 def _without_finish(step: pb.RequestStep) -> pb.RequestStep:

@@ -140,14 +140,14 @@ def queue_timeout(timeout_s: float) -> ApiError:
     )
 
 
-def no_worker(model: str, detail: str = "") -> ApiError:
+def no_worker(model: str, detail: str = "", *, retry_after_s: int = 2) -> ApiError:
     """503: the model is known, but nobody can serve it now."""
     return ApiError(
         503,
-        f"No worker serves the model {model!r} at the moment{': ' + detail if detail else ''}. Try again later.",
+        f"No worker serves the model {model[:200]!r} at the moment{': ' + detail if detail else ''}. Try again later.",
         type="server_error",
         code="no_worker",
-        retry_after_s=2,
+        retry_after_s=retry_after_s,
     )
 
 

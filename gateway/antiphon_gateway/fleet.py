@@ -2,7 +2,7 @@
 
 Redis says who may exist; the stream to a worker says whether it lives. So a worker counts while its stream stands,
 whatever Redis says, and stops counting the moment it breaks. When membership changes, every worker is told its peers,
-so that they wire up before the first request needs it.
+so that they wire up before the first request needs it; peers are those of its own group (`groups`).
 
 Owned by the server. Owns one `WorkerClient` and its task per address, and the mirror of Redis.
 """
@@ -16,11 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc.aio
+from antiphon_kvtransfer.access import RedisAccess
 from antiphon_kvtransfer.cluster import ClusterMirror
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_policy.routing import WorkerRole
 from antiphon_proto import worker_pb2 as pb
 
+from antiphon_gateway.catalogue import Catalogue
+from antiphon_gateway.groups import Group
 from antiphon_gateway.models import Model, ModelRegistry
 from antiphon_gateway.options import GatewayOptions
 from antiphon_gateway.templating import TemplateInvalid
@@ -39,21 +42,31 @@ class FleetListener(Protocol):
 
     def worker_load_changed(self, client: WorkerClient) -> None: ...
 
+    def records_changed(self) -> None:
+        """What the operator says of its Models, or who is announced."""
+
 
 class Fleet:
     """See the module."""
 
     def __init__(self, options: GatewayOptions, gateway_id: str, models: ModelRegistry) -> None:
         self.models = models
+        self.catalogue = Catalogue()
         self.listener: FleetListener | None = None
         self._gateway_id = gateway_id
         self._timing = Timing(options.heartbeat_ms, options.lost_after_ms)
         self._static = tuple(options.worker)
-        self._mirror = ClusterMirror(options.redis_url, on_change=self._reconcile) if options.redis_url else None
+        self._mirror: ClusterMirror | None = None
+        if options.redis_url:
+            access = RedisAccess(options.redis_url, options.redis_username, options.redis_password_file)
+            self._mirror = ClusterMirror(access, on_change=self._mirror_changed)
         self._mirror_task: asyncio.Task[None] | None = None
         self._clients: dict[str, tuple[WorkerClient, asyncio.Task[None]]] = {}
         self._retired: set[asyncio.Task[None]] = set()
         self._live: dict[str, WorkerClient] = {}
+        self._groups: dict[str, dict[Group, list[WorkerClient]]] = {}
+        """Those of `_live`, by model and group."""
+        self._settled = False
         self._card_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._peers_due = False
 
@@ -84,9 +97,17 @@ class Fleet:
         """Those with a standing stream, by worker id."""
         return self._live
 
-    def workers_of(self, model: Model) -> list[WorkerClient]:
-        """Those with a standing stream and exactly this card."""
-        return [client for client in self._live.values() if _attached_to(client, model)]
+    def groups_of(self, model: str) -> Sequence[Group]:
+        """The model's groups that have a worker with a standing stream."""
+        return tuple(self._groups.get(model, ()))
+
+    def workers_of(self, group: Group) -> Sequence[WorkerClient]:
+        """Those with a standing stream."""
+        return self._groups.get(group.model, {}).get(group, ())
+
+    def served_models(self) -> set[str]:
+        """Models that have a worker with a standing stream."""
+        return set(self._groups)
 
     def announced_models(self) -> set[str]:
         """Names of models that some worker announced, whether or not it could be attached to yet."""
@@ -108,10 +129,25 @@ class Fleet:
         """None without Redis."""
         return None if self._mirror is None else self._mirror.healthy
 
+    @property
+    def settled(self) -> bool:
+        """Redis has told who there is, and every worker that it named was attached to or could not be. Once true, it
+        stays: what comes later is no reason to hold back a gateway that serves."""
+        if not self._settled and self._mirror is not None and self._mirror.healthy:
+            self._settled = all(client.tried for client, _ in self._clients.values())
+        return self._settled
+
     # -- membership
 
+    def _mirror_changed(self) -> None:
+        if self._mirror is not None:
+            self.catalogue.update(self._mirror.model_records())
+        self._reconcile()
+        if self.listener is not None:
+            self.listener.records_changed()
+
     def _reconcile(self) -> None:
-        """Make the clients those that are wanted. Also called by the mirror when records change."""
+        """Make the clients those that are wanted."""
         records = self._mirror.workers().values() if self._mirror is not None else ()
         wanted = {*self._static, *(record.address for record in records)}
         for address in wanted - self._clients.keys():
@@ -189,40 +225,45 @@ class Fleet:
 
     def _add(self, client: WorkerClient, worker_id: str) -> None:
         self._live[worker_id] = client
+        if client.attachment is not None:
+            group = client.attachment.group
+            self._groups.setdefault(group.model, {}).setdefault(group, []).append(client)
         self._membership_changed()
         if self.listener is not None:
             self.listener.worker_attached(client)
 
     def _drop(self, worker_id: str, client: WorkerClient) -> None:
         del self._live[worker_id]
+        if client.attachment is not None:
+            self._leave(client, client.attachment.group)
         self._membership_changed()
         if self.listener is not None:
             self.listener.worker_detached(client)
 
+    def _leave(self, client: WorkerClient, group: Group) -> None:
+        groups = self._groups[group.model]
+        groups[group].remove(client)
+        if not groups[group]:
+            del groups[group]
+        if not groups:
+            del self._groups[group.model]
+
     def _membership_changed(self) -> None:
-        digests = [client.attachment.card_digest for client in self._live.values() if client.attachment is not None]
-        self.models.prefer(digests)
+        self.models.prefer(group.card_digest for groups in self._groups.values() for group in groups)
         if not self._peers_due:
             self._peers_due = True
             asyncio.get_running_loop().call_soon(self._send_peers)
 
     def _send_peers(self) -> None:
         self._peers_due = False
-        by_digest: dict[str, list[WorkerClient]] = defaultdict(list)
-        for client in self._live.values():
-            if client.attachment is not None:
-                by_digest[client.attachment.card_digest].append(client)
-        for clients in by_digest.values():
-            for client in clients:
-                client.send_peers(_peer(other) for other in clients if other is not client)
+        for groups in self._groups.values():
+            for clients in groups.values():
+                for client in clients:
+                    client.send_peers(_peer(other) for other in clients if other is not client)
 
 
 def can_decode(role: WorkerRole) -> bool:
     return role is not WorkerRole.PREFILL
-
-
-def _attached_to(client: WorkerClient, model: Model) -> bool:
-    return client.attachment is not None and client.attachment.card_digest == model.digest
 
 
 def _peer(client: WorkerClient) -> pb.Peer:

@@ -7,7 +7,6 @@ for it until the handler takes them. What a slow client leaves is bounded (`buff
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from antiphon_proto import worker_pb2 as pb
 from opentelemetry.trace import Span
 
 from antiphon_gateway.errors import ApiError, client_too_slow
+from antiphon_gateway.groups import Group
 from antiphon_gateway.http import ClientGone
 from antiphon_gateway.metrics import RequestMetrics
 from antiphon_gateway.models import Model, Prompt
@@ -31,8 +31,38 @@ class Ticket:
     request_id: str
     tenant: str
     salt: bytes
+    """The tenant's own."""
     traceparent: str
     span: Span
+    arrived_at: float
+    """Monotonic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the client's model name led to, at this start of the request."""
+
+    name: str
+    """As the client said it, and as the answer says it."""
+    group: Group
+    model: Model
+    max_context_tokens: int
+    salt: bytes
+    """Of the block chains: the tenant's, or none where the Model's tenants share their blocks."""
+
+
+class StartAgain(ApiError):
+    """Nothing was sent yet, and the request's group can serve it no more: its handler starts it again for another one.
+
+    To a client, should one ever see it: the model has no worker now.
+    """
+
+    def __init__(self, error: ApiError, failures: int) -> None:
+        super().__init__(
+            error.status, error.message, type=error.type, code=error.code, retry_after_s=error.retry_after_s
+        )
+        self.failures = failures
+        """How often workers have failed on it so far."""
 
 
 class Choice:
@@ -42,18 +72,21 @@ class Choice:
         "attempt",
         "buffer_steps",
         "cached_tokens",
-        "completion_tokens",
+        "continued",
         "excluded",
         "failure",
         "failures",
         "finish",
         "flight",
+        "group",
         "index",
         "order",
+        "output",
         "prompt",
         "sampling",
         "steps",
         "submits",
+        "why_failed",
     )
 
     def __init__(self, flight: Flight, index: int, prompt: Prompt, sampling: pb.Sampling, buffer_steps: int) -> None:
@@ -66,14 +99,25 @@ class Choice:
         self.finish: pb.Finish.ValueType = pb.FINISH_NONE
         self.failure: ApiError | None = None
         self.attempt: Attempt | None = None
+        self.group = flight.target.group
+        """Only workers of it serve the choice. It may change as long as there is no output."""
         self.order = 0
         """Its place in the waiting queue, kept when it has to wait again."""
         self.submits = 0
         self.failures = 0
+        """How often a worker failed on it or was lost with it."""
+        self.why_failed = ""
         self.excluded: set[str] = set()
         """Workers that failed on it or turned it away for good."""
-        self.completion_tokens = 0
+        self.output: list[int] = []
+        """All ids so far, also those whose text a worker holds back: what another worker needs to go on."""
+        self.continued = False
+        """The attempt goes on with another one's output."""
         self.cached_tokens = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.output)
 
     @property
     def ended(self) -> bool:
@@ -86,8 +130,9 @@ class Choice:
         elif len(self.steps) >= self.buffer_steps:
             self.fail(client_too_slow())
             return False
-        self.completion_tokens += len(step.token_ids)
-        if step.HasField("usage"):
+        self.output.extend(step.token_ids)
+        # What was cached when the client got its first token counts, whoever goes on.
+        if step.HasField("usage") and not self.continued:
             self.cached_tokens = step.usage.cached_tokens
         self.steps.append(step)
         if step.finish:
@@ -116,16 +161,19 @@ class Flight:
     def __init__(
         self,
         ticket: Ticket,
-        model: Model,
+        target: Target,
         prompts: Sequence[Prompt],
         sampling: pb.Sampling,
         *,
         choices_per_prompt: int,
         buffer_steps: int,
         metrics: RequestMetrics,
+        failures: int = 0,
     ) -> None:
+        """`failures`: of earlier starts of the request."""
         self.ticket = ticket
-        self.model = model
+        self.target = target
+        self.model = target.model
         self.prompts = prompts
         self.metrics = metrics
         self.choices = [
@@ -138,13 +186,17 @@ class Flight:
             )
             for index in range(len(prompts) * choices_per_prompt)
         ]
+        for choice in self.choices:
+            choice.failures = failures
         self.ready: list[Choice] = []
         """Choices that have steps to take."""
         self.open_choices = len(self.choices)
         """Those that have not ended."""
         self.failure: ApiError | None = None
         """The first failure of a choice: the whole request fails with it."""
-        self.began_at = time.monotonic()
+        self.began_at = ticket.arrived_at
+        self.queued_at = ticket.arrived_at
+        """From when its waiting counts."""
         self.has_token = False
         self.writing_since = 0.0
         """When the handler began to write to the client; 0 while it does not."""
@@ -167,6 +219,11 @@ class Flight:
         size = self._choices_per_prompt
         groups = (self.choices[start : start + size] for start in range(0, len(self.choices), size))
         return sum(min(choice.cached_tokens for choice in group) for group in groups)
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing has come for any choice."""
+        return all(not choice.output and not choice.ended for choice in self.choices)
 
     def take_ready(self) -> list[Choice]:
         """The choices that have steps to take, each once."""

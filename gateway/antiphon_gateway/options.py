@@ -14,6 +14,11 @@ class GatewayOptions:
     redis_url: str = option(
         "", "where workers announce themselves; empty: only the workers named by --worker", secret=True
     )
+    redis_username: str = option("", "Redis user (empty: the URL's, or the default user)")
+    redis_password_file: str = option("", "file with the Redis password, read again for each connection")
+    ready_without_workers: bool = option(
+        False, "be ready once Redis has told which workers there are, also if there are none (in a cluster)"
+    )
     worker: tuple[str, ...] = option((), "host:port of a worker to use beside those found in Redis; may be repeated")
     queue_size: int = option(1024, "choices that may wait for a worker; one more is answered 429")
     queue_timeout_s: float = option(30.0, "how long a choice may wait for a worker; then it is answered 503")

@@ -32,6 +32,15 @@ class Presence:
             raise ClientGone
         self._flight = flight
 
+    async def until(self, event: asyncio.Future[None], timeout_s: float) -> bool:
+        """Wait for it as long as the client is there; False when the time is up. Raises ClientGone."""
+        if self._task is None:
+            raise AssertionError("only inside `async with`")
+        await asyncio.wait({event, self._task}, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
+        if self._gone:
+            raise ClientGone
+        return event.done()
+
     async def _watch(self) -> None:
         await self._request.disconnected()
         self._gone = True

@@ -29,6 +29,8 @@ from antiphon_proto import worker_pb2 as pb
 from antiphon_proto import worker_pb2_grpc as pb_grpc
 from grpc.aio import EOF  # type: ignore[attr-defined]  # missing in the stubs only
 
+from antiphon_gateway.groups import Group
+
 log = logging.getLogger("antiphon.gateway")
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -94,8 +96,8 @@ class Attachment:
     worker_id: str
     incarnation: str
     role: WorkerRole
-    card_digest: str
-    model: str
+    group: Group
+    """Whom it may work with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class WorkerClient:
         self.queue = pb.QueueState()
         """As the worker last said."""
         self.step_model = StepModel()
+        self.tried = False
+        """Whether the worker was attached to, or could not be, at least once."""
         self._gateway_id = gateway_id
         self._timing = timing
         self._events = events
@@ -157,6 +161,7 @@ class WorkerClient:
                     if not isinstance(error, WorkerUnavailable | grpc.aio.AioRpcError):
                         log.exception("the stream to the worker at %s failed by a fault of this gateway", self.address)
                     failures += 1
+                    self.tried = True
                     if failures in (1, 10):
                         log.warning("worker at %s cannot be used: %s; trying again", self.address, _why(error))
                 delay = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)]
@@ -204,10 +209,10 @@ class WorkerClient:
             worker_id=welcome.worker_id,
             incarnation=welcome.incarnation,
             role=_ROLES[welcome.role],
-            card_digest=welcome.card_digest,
-            model=model,
+            group=Group(model, welcome.revision, welcome.card_digest),
         )
         log.info("attached to worker %s (%s) at %s", welcome.worker_id, self.attachment.role.value, self.address)
+        self.tried = True
         self._events.attached(self)
         lost_after_ms = max(self._timing.lost_after_ms, 3 * welcome.heartbeat_ms)
         tasks = [

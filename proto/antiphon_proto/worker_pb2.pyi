@@ -299,12 +299,15 @@ class Welcome(_message.Message):
     CARD_DIGEST_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     role: Global___Role.ValueType
     role_version: _builtins.int
     card_digest: _builtins.str
     heartbeat_ms: _builtins.int
+    revision: _builtins.str
+    """of the Model in a cluster; never mixed with another"""
     @_builtins.property
     def queue(self) -> Global___QueueState: ...
     def __init__(
@@ -317,10 +320,11 @@ class Welcome(_message.Message):
         card_digest: _builtins.str = ...,
         heartbeat_ms: _builtins.int = ...,
         queue: Global___QueueState | None = ...,
+        revision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_digest", b"card_digest", "heartbeat_ms", b"heartbeat_ms", "incarnation", b"incarnation", "queue", b"queue", "role", b"role", "role_version", b"role_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_digest", b"card_digest", "heartbeat_ms", b"heartbeat_ms", "incarnation", b"incarnation", "queue", b"queue", "revision", b"revision", "role", b"role", "role_version", b"role_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -350,8 +354,8 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Peers(_message.Message):
-    """The workers of the same model that this one may have to read from, so that it
-    can wire up before the first request. Replaces the previous list.
+    """The workers of the same model and revision that this one may have to read from,
+    so that it can wire up before the first request. Replaces the previous list.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -81,7 +81,9 @@ def test_secrets_are_not_on_any_command_line() -> None:
 
 def test_every_option_of_workers_and_gateway_is_handed_on_or_decided_by_serve() -> None:
     decided = {"role", "worker", "worker_id", "status_port", "advertise_host", "ready_file"}
-    known = {spec.field for spec in (*handed_on(), *specs(ServeOptions))} | decided
+    of_a_cluster = {"revision", "redis_username", "redis_password_file", "list_model", "ready_without_workers"}
+    of_a_cluster |= {"tensor_parallel", "pipeline_parallel", "expert_parallel", "ray_head", "ray_join"}
+    known = {spec.field for spec in (*handed_on(), *specs(ServeOptions))} | decided | of_a_cluster
     assert {spec.field for spec in (*specs(WorkerOptions), *specs(GatewayOptions))} <= known
 
 

@@ -47,7 +47,9 @@ async def test_health_ready_and_metrics() -> None:
         assert (await running.client.get("/health")).status_code == 200
         page = (await running.client.get("/ready")).json()
         assert page["ready"]
-        assert page["models"] == {"test-model": {"decode": 0, "prefill": 1, "both": 1}}
+        assert page["models"] == {
+            "test-model": {"decode": 0, "prefill": 1, "both": 1, "revisions": {"": {"prefill": 1, "decode": 1}}}
+        }
         await running.client.post("/v1/chat/completions", json=CHAT)
         await running.client.post("/v1/chat/completions", json={**CHAT, "n": 99})
         metrics = (await running.client.get("/metrics")).text

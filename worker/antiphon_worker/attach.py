@@ -217,6 +217,7 @@ class _Session:
                     card_digest=self._card_digest,
                     heartbeat_ms=self._context.options.heartbeat_ms,
                     queue=self._context.load.now(),
+                    revision=self._context.options.revision,
                 )
             )
         )

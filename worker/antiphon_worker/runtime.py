@@ -25,7 +25,7 @@ import msgspec
 import uvloop
 from antiphon_engine import BlockEngine
 from antiphon_engine.interface import BlocksChanged, IntegrityError
-from antiphon_kvtransfer import RedisUrlError, check_url
+from antiphon_kvtransfer import RedisAccess, RedisUrlError
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.cards import LocalWorker
 from antiphon_kvtransfer.links import PeerLinks
@@ -45,6 +45,7 @@ from antiphon_worker.identity import WorkerIdentity, new_identity
 from antiphon_worker.load import LoadReport
 from antiphon_worker.metrics import WorkerMetrics
 from antiphon_worker.options import WorkerOptions
+from antiphon_worker.parallel import check_parallelism
 from antiphon_worker.service import Drain, ServiceFactory, WorkerContext, WorkerService
 from antiphon_worker.transports import create_transports
 
@@ -61,7 +62,8 @@ def run_worker(options: WorkerOptions, roles: Sequence[ServiceFactory]) -> int:
     """
     try:
         # Before a model is loaded, which takes a while.
-        _check_redis_url(options.redis_url)
+        _check_redis(redis_access(options))
+        check_parallelism(options)
         engine = create_engine(options)
     except WorkerStartError as error:
         log.error("%s", error)
@@ -76,10 +78,17 @@ def run_worker(options: WorkerOptions, roles: Sequence[ServiceFactory]) -> int:
         engine.close(ENGINE_CLOSE_S)
 
 
-def _check_redis_url(url: str) -> None:
-    if url:
+def redis_access(options: WorkerOptions) -> RedisAccess | None:
+    """None: no Redis."""
+    if not options.redis_url:
+        return None
+    return RedisAccess(options.redis_url, options.redis_username, options.redis_password_file)
+
+
+def _check_redis(access: RedisAccess | None) -> None:
+    if access is not None:
         try:
-            check_url(url)
+            access.check()
         except RedisUrlError as error:
             raise WorkerStartError(f"--redis-url: {error}", ExitCode.BAD_INPUT) from error
 
@@ -232,20 +241,22 @@ class _Worker:
 
         record = WorkerRecord(
             worker_id=identity.worker_id,
+            revision=options.revision,
             incarnation=identity.incarnation,
             role=identity.role,
             role_version=identity.role_version,
             model=info.model,
             card_digest=model_card(info).digest,
-            address=f"{advertise}:{port}",
-            status_address=f"{advertise}:{status.port}",
+            address=host_port(advertise, port),
+            status_address=host_port(advertise, status.port),
             total_blocks=memory.num_blocks,
             block_tokens=info.block_tokens,
             started_at_ms=time.time_ns() // 1_000_000,
         )
         announcer: WorkerAnnouncer | None = None
-        if options.redis_url:
-            announcer = WorkerAnnouncer(options.redis_url, record, engine.indexed_blocks)
+        access = redis_access(options)
+        if access is not None:
+            announcer = WorkerAnnouncer(access, record, engine.indexed_blocks, list_model=options.list_model)
             announce.append(announcer)
             task = loop.create_task(announcer.run(), name="announcer")
             task.add_done_callback(functools.partial(_announcer_ended, end))
@@ -310,9 +321,14 @@ class _Worker:
         return sum(service.active_requests for service in self._services)
 
 
+def host_port(host: str, port: int) -> str:
+    """An address as gRPC and URLs write it: IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(host_port(host, port))
     except RuntimeError as error:
         bound = 0
         cause: BaseException | None = error
@@ -320,7 +336,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
         cause = None
     if bound == 0:
         raise WorkerStartError(
-            f"the port {host}:{port} is not to be had: choose another --port, or 0 for any free one",
+            f"the port {host_port(host, port)} is not to be had: choose another --port, or 0 for any free one",
             ExitCode.UNAVAILABLE,
         ) from cause
     return bound
@@ -405,6 +421,7 @@ async def _status(context: WorkerContext, services: Sequence[WorkerService]) -> 
         "role": identity.role,
         "role_version": identity.role_version,
         "model": engine.info.model,
+        "revision": context.options.revision,
         "draining": context.drain.on,
         "integrity": integrity,
         "running": load.running,
