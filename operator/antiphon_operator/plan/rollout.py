@@ -172,7 +172,7 @@ def _advance(rollout: RolloutInput, others: Mapping[str, Strength]) -> Decision:
     # what gateways have seen once needs not be seen again: one that starts anew, or is silent, takes nothing back
     ready = min(total, max(_sets(own.seen, unit), min(_sets(own.ready, unit), remembered)))
     before = 0 if step is None else _sets(_by_role(step.asked), unit)
-    asked = min(total, max(before, _sets_touched(own.live, unit)))
+    asked = min(total, max(before, _sets(own.live, unit)))
     proven = min(total, max(ready, remembered))
     base = None if rollout.base is None else rollout.strengths.get(rollout.base, Strength())
     protects = base is not None and (base.known or (step is not None and step.base == rollout.base))
@@ -199,7 +199,11 @@ def _advance(rollout: RolloutInput, others: Mapping[str, Strength]) -> Decision:
     missing = _missing(rollout, asked, proven)
     keep = max(0, total - min(proven, ready) - missing)
     wanted = _old(rollout, others, keep=keep, refill=max(0, total - proven - missing), refills=protects)
-    wanted[rollout.target] = rollout.sizes.of_sets(asked)
+    # single ready ones beyond whole sets (sizes have changed on the way) serve on, but none is made to go with them
+    wanted[rollout.target] = {
+        role: max(count, min(own.ready.get(role, 0), rollout.sizes.wanted[role]))
+        for role, count in rollout.sizes.of_sets(asked).items()
+    }
     if asked >= total:
         # the last step may not be made of whole sets: the sizes may have changed on the way
         wanted[rollout.target] = dict(rollout.sizes.wanted)

@@ -36,6 +36,8 @@ class Everything(RuleBasedStateMachine):
             }
         )
         self.cluster.health = self.health
+        self.rolling_out = self.resized_in_rollout = False
+        self.shape: tuple[dict[str, int], int] = ({}, 1)
         self.bad_images: dict[str, str] = {}
         self.bad_pods: set[str] = set()
         self.cluster.settle()
@@ -166,7 +168,15 @@ class Everything(RuleBasedStateMachine):
         return {"surge": 1, "maxUnavailable": 0, **self.cluster.model["spec"]["rollout"]}
 
     def check_room(self, before: dict[str, Object], after: dict[str, Object]) -> None:
-        """Replicas are never made beyond `surge` sets more than there should be."""
+        """Replicas are never made beyond `surge` sets more than there should be. Only where sizes or surge were changed
+        in the middle of a rollout may the protected revision be filled up beside a step that was asked for before."""
+        shape = (self.sizes(), self.rollout()["surge"])
+        if not self.resized_in_rollout:
+            self.resized_in_rollout = self.rolling_out and shape != self.shape
+        self.shape = shape
+        self.rolling_out = self.cluster.reason("RolloutComplete") != ("True", "Complete")
+        if not self.rolling_out:
+            self.resized_in_rollout = False
         for role in ("prefill", "decode"):
             made = [n for n in after.keys() - before.keys() if self.role(after[n]) == role]
             standing = [
@@ -174,6 +184,8 @@ class Everything(RuleBasedStateMachine):
             ]
             if made:
                 most = self.sizes()[role] + self.rollout()["surge"] * self.unit()[role]
+                if self.resized_in_rollout:
+                    most = max(most, 2 * self.sizes()[role])
                 assert len(standing) <= most, f"{len(standing)} {role} replicas, at most {most}"
 
     def check_capacity(self, before: dict[str, Object], after: dict[str, Object], ready_before: set[str]) -> None:
