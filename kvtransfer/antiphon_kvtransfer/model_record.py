@@ -74,12 +74,13 @@ class ModelLedger:
         self._epoch = epoch
         if seen is not None:
             self.record = seen
-        if self.record is not None and not has_workers:
+        elif self.record is not None and not has_workers:
             if self._missing_since_s is None:
                 self._missing_since_s = now_s
-            lapsed = seen is None and now_s - self._missing_since_s >= self.record.ttl_ms / 1000
-            if self.record.deleted or lapsed:
+            if now_s - self._missing_since_s >= self.record.ttl_ms / 1000:
                 self.record = None
+        if self.record is not None and self.record.deleted and not has_workers:
+            self.record = None
         return self.record != before
 
 

@@ -96,8 +96,10 @@ class FakeWorker(pb_grpc.WorkerServicer):
         role: pb.Role.ValueType = pb.ROLE_BOTH,
         behaviour: Behaviour | None = None,
         heartbeat_ms: int = 100,
+        revision: str = "",
     ) -> None:
         self.card = card or byte_card()
+        self.revision = revision
         self.worker_id = worker_id
         self.role = role
         self.behaviour = behaviour or generate
@@ -159,6 +161,7 @@ class FakeWorker(pb_grpc.WorkerServicer):
                 card_digest=self.card.digest,
                 heartbeat_ms=self.heartbeat_ms,
                 queue=self.queue,
+                revision=self.revision,
             )
         )
         self.connections.append(connection)
