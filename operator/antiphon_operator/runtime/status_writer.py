@@ -1,13 +1,18 @@
-"""Writes the status of Models and Pools: only what differs, and numbers that drift no more than twice a minute.
+"""Writes the status of Models and Pools: only what differs, and what drifts no more than twice a minute.
 
-A status is written when the cluster's copy does not say the same. What people and machines wait for (conditions,
-phase, pools, revision) is written at once. Fields that change all the time under load (`sla`) wait until 30 s have
-passed since the last write. Our own writes wake nobody: the caches compare a Model by everything but its status.
+A status is written when the cluster's copy does not say the same. What people and machines wait for (a condition's
+status or reason, phase, pools, revision) is written at once. What changes all the time under load waits until 30 s have
+passed since the last write: the numbers of `sla`, and numbers within a condition's message. A message that says
+something else in words under the same reason (such as the last line of a crashed container, which comes a moment after
+the reason) is written at once too, but once in 30 s: messages may quote anything, so they alone never set the pace.
+Our own writes wake nobody: the caches compare a Model by everything but its status.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -22,7 +27,16 @@ from antiphon_operator.runtime.objects import key_of, name_of, namespace_of, uid
 log = logging.getLogger("antiphon.operator.status")
 
 STEADY_INTERVAL_S = 30.0
-_STEADY_FIELDS = frozenset({"sla"})
+_STEADY_FIELDS = frozenset({"sla", "conditions"})
+_NUMBERS = re.compile(r"\d+(\.\d+)?")
+
+
+class _News(enum.Enum):
+    """What a patch would tell."""
+
+    NUMBERS = enum.auto()
+    WORDS = enum.auto()
+    STATE = enum.auto()
 
 
 class StatusWriter:
@@ -33,6 +47,7 @@ class StatusWriter:
         self._caches = caches
         self._clock = clock
         self._written_at: dict[str, float] = {}
+        self._worded_at: dict[str, float] = {}
         self._not_kept: dict[str, Mapping[str, Any]] = {}
 
     async def write(self, kind: Literal["Model", "Pool"], live: Object, status: Mapping[str, Any]) -> float | None:
@@ -40,15 +55,19 @@ class StatusWriter:
 
         Answers in how many seconds a change that may wait is due; None: nothing waits.
         """
-        patch = status_patch(status, live.get("status"))
+        there: Mapping[str, Any] = live.get("status") or {}
+        patch = status_patch(status, there)
         uid, now = uid_of(live), self._clock()
         if patch is None or patch == self._not_kept.get(uid):
             return None
-        if patch.keys() <= _STEADY_FIELDS:
-            due_at = self._written_at.get(uid, now - STEADY_INTERVAL_S) + STEADY_INTERVAL_S
-            if now < due_at:
-                return due_at - now
+        news = _news(patch, there)
+        since = {_News.NUMBERS: self._written_at, _News.WORDS: self._worded_at}.get(news, {})
+        due_at = since.get(uid, now - STEADY_INTERVAL_S) + STEADY_INTERVAL_S
+        if now < due_at:
+            return due_at - now
         self._written_at[uid] = now
+        if news is _News.WORDS:
+            self._worded_at[uid] = now
         resource = MODELS if kind == "Model" else POOLS
         answer = await self._client.patch_status(resource, namespace_of(live), name_of(live), patch)
         self._caches.put(kind, answer)
@@ -72,4 +91,26 @@ class StatusWriter:
 
     def forget(self, uid: str) -> None:
         self._written_at.pop(uid, None)
+        self._worded_at.pop(uid, None)
         self._not_kept.pop(uid, None)
+
+
+def _news(patch: Mapping[str, Any], there: Mapping[str, Any]) -> _News:
+    if not patch.keys() <= _STEADY_FIELDS:
+        return _News.STATE
+    if "conditions" not in patch:
+        return _News.NUMBERS
+    before, after = there.get("conditions") or (), patch["conditions"] or ()
+    if [_state(condition) for condition in before] != [_state(condition) for condition in after]:
+        return _News.STATE
+    if [_words(condition) for condition in before] != [_words(condition) for condition in after]:
+        return _News.WORDS
+    return _News.NUMBERS
+
+
+def _state(condition: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in condition.items() if field != "message"}
+
+
+def _words(condition: Mapping[str, Any]) -> str:
+    return _NUMBERS.sub("0", str(condition.get("message", "")))

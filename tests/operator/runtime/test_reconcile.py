@@ -212,34 +212,67 @@ async def test_a_plan_that_raises_says_so_and_touches_nothing() -> None:
     assert bench.condition("Ready")["status"] == "True"
 
 
-async def test_numbers_of_the_promise_are_written_twice_a_minute_and_the_rest_at_once() -> None:
-    measured = "410ms"
-    message = "fine"
+class Telling:
+    """A plan whose status says what a test wants to be said."""
 
-    def plan(observed: Observed, context: OperatorContext, now: datetime) -> Plan:
+    def __init__(self) -> None:
+        self.measured = "410ms"
+        self.message = "0 of 3 replicas, for 5 s"
+        self.reason = "Starting"
+        self.seconds = 0.0
+
+    def plan(self, observed: Observed, context: OperatorContext, now: datetime) -> Plan:
         planned = small_plan(observed, context, now)
         (condition,) = planned.status["conditions"]
-        status = {
-            **planned.status,
-            "sla": {"ttft": {"p95": measured}},
-            "conditions": [condition | {"message": message}],
-        }
+        told = condition | {"message": self.message, "reason": self.reason}
+        status = {**planned.status, "sla": {"ttft": {"p95": self.measured}}, "conditions": [told]}
         return replace(planned, status=status)
 
-    seconds = 0.0
-    bench = Bench(plan, clock=lambda: seconds)
-    bench.create()
-    await bench.settle()
-    seconds, measured = 10.0, "420ms"
+    async def settled(self) -> Bench:
+        bench = Bench(self.plan, clock=lambda: self.seconds)
+        bench.create()
+        await bench.settle()
+        return bench
+
+
+async def test_numbers_of_the_promise_are_written_twice_a_minute_and_the_rest_at_once() -> None:
+    telling = Telling()
+    bench = await telling.settled()
+    telling.seconds, telling.measured = 10.0, "420ms"
     written = len(bench.client.writes)
     assert await bench.reconciler.look(KEY) == pytest.approx(20.0)
     assert len(bench.client.writes) == written
-    message = "a replica crashed"
+    telling.reason = "Scaling"
     await bench.reconciler.look(KEY)
-    assert bench.condition("Ready")["message"] == "a replica crashed"
-    seconds, measured = 41.0, "430ms"
+    assert bench.condition("Ready")["reason"] == "Scaling"
+    telling.seconds, telling.measured = 41.0, "430ms"
     await bench.reconciler.look(KEY)
     assert bench.api.get(MODELS, "chat", "qwen")["status"]["sla"]["ttft"]["p95"] == "430ms"
+
+
+async def test_numbers_within_messages_do_not_make_it_write_more_often() -> None:
+    telling = Telling()
+    bench = await telling.settled()
+    before = len(bench.client.writes)
+    for second in range(1, 121):
+        telling.seconds = float(second)
+        telling.message, telling.measured = f"{second % 3} of 3 replicas, for {second + 5}.5 s", f"{400 + second}ms"
+        await bench.reconciler.look(KEY)
+    assert bench.client.writes[before:] == ["status Model qwen"] * 4
+    assert bench.condition("Ready")["message"] == "0 of 3 replicas, for 125.5 s"
+
+
+async def test_other_words_under_the_same_reason_are_told_at_once_but_not_again_and_again() -> None:
+    telling = Telling()
+    bench = await telling.settled()
+    telling.seconds, telling.message = 1.0, "qwen-0 ended (1 restarts): out of blocks"
+    await bench.reconciler.look(KEY)
+    assert bench.condition("Ready")["message"] == telling.message
+    before = len(bench.client.writes)
+    for second in range(2, 62):
+        telling.seconds, telling.message = float(second), f"it leans {('north', 'west', 'south', 'east')[second % 4]}"
+        await bench.reconciler.look(KEY)
+    assert len(bench.client.writes) - before == 2, "at 31 s and at 61 s"
 
 
 async def test_a_status_field_that_the_cluster_does_not_keep_is_not_written_for_ever() -> None:
