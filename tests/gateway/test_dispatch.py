@@ -115,7 +115,7 @@ async def test_waiting_has_a_deadline() -> None:
         await eventually(lambda: running.at_rest)
 
 
-async def test_a_failure_before_the_first_token_is_tried_once_elsewhere() -> None:
+async def test_a_failure_before_the_first_token_is_tried_elsewhere() -> None:
     bad = FakeWorker(worker_id="bad", behaviour=failing_after(0))
     good = FakeWorker(worker_id="good")
     good.queue.waiting_tokens = 10_000
