@@ -24,11 +24,18 @@ log = logging.getLogger("antiphon.operator.feed")
 class Feed:
     """See the module's docstring."""
 
-    def __init__(self, caches: Caches, wake: Callable[[str], None], relisted: Callable[[], None]) -> None:
-        """`relisted`: kopf has listed a kind anew."""
+    def __init__(
+        self,
+        caches: Caches,
+        wake: Callable[[str], None],
+        relisted: Callable[[], None],
+        all_known: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`relisted`: kopf has listed a kind anew. `all_known`: the caches hold the first listing of every kind."""
         self._caches = caches
         self._wake = wake
         self._relisted = relisted
+        self._all_known = all_known
         self._unheard: set[str] = set()
         self._open = False
 
@@ -60,4 +67,5 @@ class Feed:
         self._open = True
         self._unheard = set(self._caches.all_uids())
         log.info("all kinds are listed: %d objects, %d Models", self._caches.size(), len(self._caches.model_keys()))
+        self._all_known()
         self.wake_all(self._caches.model_keys())

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from antiphon_kvtransfer import RedisUrlError, check_url
+from antiphon_kvtransfer import RedisAccess, RedisUrlError
 from antiphon_telemetry.exit import ExitCode
 from antiphon_telemetry.status import StatusServer
 
@@ -318,7 +318,7 @@ def _check_urls(options: OperatorOptions) -> None:
     """Raises StartError."""
     try:
         if options.redis_url:
-            check_url(options.redis_url)
+            RedisAccess(options.redis_url, options.redis_username, options.redis_password_file).check()
         if options.gateway_url:
             Gateways(options.gateway_url)
     except (RedisUrlError, GatewayUrlError) as error:

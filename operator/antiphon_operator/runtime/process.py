@@ -36,7 +36,7 @@ from antiphon_operator.runtime.feed import Feed
 from antiphon_operator.runtime.ghosts import Ghosts
 from antiphon_operator.runtime.kinds import Watched
 from antiphon_operator.runtime.metrics import OperatorMetrics
-from antiphon_operator.runtime.objects import metadata, name_of, namespace_of, uid_of
+from antiphon_operator.runtime.objects import metadata, name_of, namespace_of, split_key, uid_of
 from antiphon_operator.runtime.queue import WorkQueue
 from antiphon_operator.runtime.reconcile import Parts, Planner, Reconciler
 from antiphon_operator.runtime.redis_records import RecordWriter
@@ -76,7 +76,7 @@ class ActingOperator:
         self.caches = Caches(nodes_known="Node" in watched)
         self.queue = WorkQueue()
         self._ghosts = Ghosts(client, self.caches, metrics, around.kinds, options.namespaces)
-        self.feed = Feed(self.caches, self.queue.add, self._ghosts.suspect)
+        self.feed = Feed(self.caches, self.queue.add, self._ghosts.suspect, self._all_known)
         self._looks = Looks(around.sources, self._pods, self.queue.add)
         applier = Applier(client, self.caches, metrics, _now)
         parts = Parts(
@@ -89,7 +89,7 @@ class ActingOperator:
             records=around.records,
             access=None
             if around.records is None or not around.credentials_key
-            else Access(around.credentials_key, around.records, _secret, self._apply_secret),
+            else Access(around.credentials_key, around.records, _secret, self._apply_secret, _now),
         )
         self._reconciler = Reconciler(around.plan, around.context, parts, _now)
         metrics.watch(
@@ -130,6 +130,16 @@ class ActingOperator:
     def _pods(self, key: str) -> dict[str, Object]:
         model = self.caches.model(key)
         return {} if model is None else {name_of(pod): pod for pod in self.caches.pods(model)}
+
+    def _all_known(self) -> None:
+        """Users in Redis whose Models were deleted while no operator ran are recognised from now on."""
+        if self._around.records is not None and self._around.credentials_key:
+            self._around.records.retain_access(self._is_orphan)
+
+    def _is_orphan(self, key: str) -> bool:
+        """Of other namespaces than those that are watched nothing is known."""
+        namespaces = self._around.options.namespaces
+        return (not namespaces or split_key(key)[0] in namespaces) and self.caches.model(key) is None
 
     async def _apply_secret(self, manifest: Object) -> None:
         await ensure(self._around.client, Apply(manifest), None)

@@ -147,7 +147,7 @@ class Reconciler:
         if self._parts.access is None or plan.redis is None:
             return None
         try:
-            return await self._parts.access.grant(model, plan.redis)
+            return await self._parts.access.grant(model, plan.redis, self._parts.caches.pods(model))
         except KubeError as error:
             failures.append(Failure(f"Secret {plan.redis.secret_name}", error))
             return None

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,9 +29,10 @@ from antiphon_kvtransfer.model_record import ModelRecord, encode_model_record
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError
 
-from antiphon_operator.runtime.redis_access import UserAccess, user_rules
+from antiphon_operator.runtime.redis_access import UserAccess
+from antiphon_operator.runtime.redis_users import RedisUsers, batches, unix_ms
 
 __all__ = ["RecordWriter", "UserAccess"]
 
@@ -42,15 +42,16 @@ TTL_S = 60.0
 CONNECT_DEADLINE_S = 2.0
 BATCH_DEADLINE_S = 5.0
 CHECK_S = 1.0
-_BATCH = 100
 _LONGEST_BACKOFF_S = 2.0
 _SESSION_ERRORS = (RedisError, OSError, TimeoutError)
-_T = TypeVar("_T")
 
 _LIST_MODELS = """
--- KEYS models; ARGV ttl_ms model... Keeps models in the list of models, as their workers would.
+-- KEYS models; ARGV ttl_ms model... Keeps models in the list of models, as their workers would, and takes those off
+-- that nobody keeps there any more.
 local time = redis.call('TIME')
-local expiry = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + tonumber(ARGV[1])
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local expiry = now + tonumber(ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%d', now))
 for number = 2, #ARGV do
   if tonumber(redis.call('ZSCORE', KEYS[1], ARGV[number]) or '0') < expiry then
     redis.call('ZADD', KEYS[1], string.format('%d', expiry), ARGV[number])
@@ -73,6 +74,7 @@ class RecordWriter:
         ttl_s: float = TTL_S,
         may_write: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = unix_ms,
     ) -> None:
         """`password_file` is read at each connection. `may_write` is asked before each batch. Raises RedisUrlError."""
         check_url(url)
@@ -83,15 +85,11 @@ class RecordWriter:
         self._may_write = may_write
         self._clock = clock
         self._records: dict[str, ModelRecord] = {}
-        self._users: dict[str, UserAccess] = {}
-        self._leaving: dict[str, float] = {}
-        """Users that are to go, and when."""
+        self._users = RedisUsers(grace_s=ttl_s, clock=clock, now_ms=now_ms)
         self._changed_records: set[str] = set()
-        self._changed_users: set[str] = set()
         self._wake = asyncio.Event()
         self._run_id = ""
         self._trouble = ""
-        self._users_trouble = ""
         self.healthy = False
         """Redis answered, and what should stand there does."""
 
@@ -110,16 +108,18 @@ class RecordWriter:
             self.put(msgspec.structs.replace(record, deleted=True))
 
     def put_access(self, access: UserAccess) -> None:
-        self._leaving.pop(access.user, None)
-        if self._users.get(access.user) != access:
-            self._users[access.user] = access
-            self._changed_users.add(access.user)
+        if self._users.put(access):
             self._wake.set()
 
     def remove_access(self, user: str) -> None:
         """The user goes after one time to live, so that workers that are ending can still say goodbye."""
-        if user in self._users:
-            self._leaving.setdefault(user, self._clock() + self._ttl_s)
+        self._users.remove(user)
+
+    def retain_access(self, is_orphan: Callable[[str], bool]) -> None:
+        """All Models are known: users that an operator before this one left there for a Model that is an orphan (told
+        by its key) go too, after the same time."""
+        self._users.retain(is_orphan)
+        self._wake.set()
 
     # -- writing it
 
@@ -150,14 +150,15 @@ class RecordWriter:
         that come back to it need them at once.
         """
         renew_at = self._clock() + self._ttl_s / 4
+        await self._look(redis)
         while True:
             self._wake.clear()
             await self._find_out_a_restart(redis)
             await self._write_records(redis)
-            await self._write_users(redis)
+            await self._users.write(redis, self._execute_all)
             self._in_order()
             yield
-            due_at = min((renew_at, self._clock() + CHECK_S, *self._leaving.values()))
+            due_at = min((renew_at, self._clock() + CHECK_S, self._users.due_at()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due_at - self._clock())):
                     await self._wake.wait()
@@ -174,22 +175,29 @@ class RecordWriter:
             return  # Then the next renewal brings everything back.
         run_id = str(server.get("run_id", ""))
         if run_id != self._run_id:
+            if self._run_id:
+                await self._look(redis)
             self._run_id = run_id
             self._write_all()
 
+    async def _look(self, redis: Redis) -> None:
+        """Whatever another operator, or this one before an outage, has left there."""
+        async with asyncio.timeout(BATCH_DEADLINE_S):
+            await self._users.look(redis)
+
     def _write_all(self) -> None:
         self._changed_records |= self._records.keys()
-        self._changed_users |= self._users.keys()
+        self._users.renew()
 
     async def _write_records(self, redis: Redis) -> None:
-        for keys in _batches(self._changed_records):
+        for keys in batches(self._changed_records):
             ttl_ms = int(self._ttl_s * 1000)
             records = [self._records[key] for key in keys]
             pipeline = redis.pipeline(transaction=False)
             for record in records:
                 pipeline.set(ModelKeys(record.model).model_record, encode_model_record(record), px=ttl_ms)
             pipeline.eval(_LIST_MODELS, 1, MODELS_KEY, str(ttl_ms), *keys)
-            await self._execute(pipeline, raise_on_error=True)
+            await self._execute(pipeline)
             for record in records:
                 # One that was put meanwhile stays to be written.
                 if self._records.get(record.model) == record:
@@ -197,32 +205,7 @@ class RecordWriter:
                     if record.deleted:
                         del self._records[record.model]
 
-    async def _write_users(self, redis: Redis) -> None:
-        now = self._clock()
-        leaving = [user for user, at in self._leaving.items() if at <= now]
-        for users in _batches(leaving):
-            pipeline = redis.pipeline(transaction=False)
-            for user in users:
-                pipeline.execute_command("ACL", "DELUSER", user)
-            self._refused(await self._execute(pipeline, raise_on_error=False))
-            for user in users:
-                # Unless it came back meanwhile.
-                if self._leaving.get(user, now + 1) <= now:
-                    del self._leaving[user]
-                    self._users.pop(user, None)
-                    self._changed_users.discard(user)
-                else:
-                    self._changed_users.add(user)
-        for users in _batches(self._changed_users):
-            accesses = [self._users[user] for user in users]
-            pipeline = redis.pipeline(transaction=False)
-            for access in accesses:
-                pipeline.execute_command("ACL", "SETUSER", access.user, *user_rules(access))
-            self._refused(await self._execute(pipeline, raise_on_error=False))
-            # Also what was refused: it is tried again with the next renewal, as with everything else.
-            self._changed_users -= {access.user for access in accesses if self._users.get(access.user) == access}
-
-    async def _execute(self, pipeline: Any, *, raise_on_error: bool) -> list[Any]:
+    async def _execute(self, pipeline: Any, *, raise_on_error: bool = True) -> list[Any]:
         if not self._may_write():
             raise ConnectionAbortedError("the Lease is not held any more")
         try:
@@ -232,15 +215,8 @@ class RecordWriter:
         except TimeoutError as error:
             raise TimeoutError(f"no answer within {BATCH_DEADLINE_S:g} s") from error
 
-    def _refused(self, answers: Iterable[Any]) -> None:
-        """Users that could not be kept are no reason to leave gateways without records."""
-        refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
-        if refusals and not self._users_trouble:
-            _log.warning(
-                "redis does not let the operator keep the users of Models (%s): give its user the command acl",
-                refusals[0],
-            )
-        self._users_trouble = str(refusals[0]) if refusals else ""
+    async def _execute_all(self, pipeline: Any) -> list[Any]:
+        return await self._execute(pipeline, raise_on_error=False)
 
     # -- the connection
 
@@ -272,13 +248,6 @@ class RecordWriter:
             _log.info("records and users of Models stand in redis at %s", _place(self._url))
         self._trouble = ""
         self.healthy = True
-
-
-def _batches(items: Iterable[_T]) -> Iterable[list[_T]]:
-    """Of what there is now: the collection may change between batches."""
-    snapshot = iter(list(items))
-    while batch := list(itertools.islice(snapshot, _BATCH)):
-        yield batch
 
 
 def _place(url: str) -> str:

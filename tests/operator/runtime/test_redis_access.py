@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from antiphon_kvtransfer import _scripts
 from antiphon_kvtransfer._scripts import WriteStatus
 from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
-from antiphon_operator.runtime.redis_access import UserAccess, user_rules
+from antiphon_operator.names import redis_user
+from antiphon_operator.runtime.redis_access import AccessNote, UserAccess, following, model_of_user, user_rules
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from tests.support.valkey import Valkey
 
-QWEN = UserAccess("antiphon-qwen", "chat/qwen", ("new", "old"))
+QWEN = UserAccess(redis_user("chat", "qwen"), "chat/qwen", "uid-1", "new")
+OLD = replace(QWEN, password="old")
+ROTATING = following(following(None, OLD, 0), QWEN, 0)
 BLOCKS = b"0123456789abcdef" * 3
 
 
@@ -28,13 +32,13 @@ def valkey() -> Iterator[Valkey]:
 def admin(valkey: Valkey) -> Iterator[Redis]:
     redis = Redis.from_url(valkey.url, protocol=2)
     redis.flushall()
-    grant(redis, QWEN)
+    grant(redis, QWEN.user, ROTATING)
     yield redis
     redis.close()
 
 
-def grant(redis: Redis, access: UserAccess) -> None:
-    redis.execute_command("ACL", "SETUSER", access.user, *user_rules(access))
+def grant(redis: Redis, user: str, note: AccessNote) -> None:
+    redis.execute_command("ACL", "SETUSER", user, *user_rules(note))
 
 
 def login(valkey: Valkey, user: str, password: str) -> Redis:
@@ -108,7 +112,7 @@ def test_what_the_operator_writes_is_out_of_reach(admin: Redis, valkey: Valkey) 
         "KEYS *",
         "SCAN 0",
         "ACL LIST",
-        "ACL SETUSER antiphon-qwen on nopass +@all ~*",
+        "ACL SETUSER antiphon-0123456789abcdef on nopass +@all ~*",
         "MONITOR",
         "SHUTDOWN",
         "REPLICAOF NO ONE",
@@ -127,8 +131,30 @@ def test_during_a_rotation_both_passwords_work_and_afterwards_connections_stay(a
     with login(valkey, QWEN.user, "new") as new, login(valkey, QWEN.user, "old") as old:
         new.ping()
         live_a_workers_life(old, "chat/qwen")
-        grant(admin, UserAccess(QWEN.user, QWEN.model_key, ("new",)))
+        grant(admin, QWEN.user, following(None, QWEN, 0))
         live_a_workers_life(old, "chat/qwen")
         with login(valkey, QWEN.user, "old") as late, pytest.raises(AuthenticationError):
             late.ping()
         live_a_workers_life(new, "chat/qwen")
+
+
+def test_of_all_users_only_those_that_we_made_for_a_model_are_ours(admin: Redis) -> None:
+    stranger = ["ACL", "SETUSER", "antiphon-0123456789abcdef", "on", ">p", "~antiphon:{chat%2Fqwen}:workers", "+get"]
+    admin.execute_command(*stranger)
+    admin.execute_command("ACL", "SETUSER", "antiphon-operator", "on", ">p", "~antiphon:*", "+@all")
+    odd = UserAccess(redis_user("a-b", "c.d"), "a-b/c.d", "uid-2", "p")
+    grant(admin, odd.user, following(None, odd, 0))
+    lines = [line.decode() for line in admin.execute_command("ACL", "LIST")]
+    ours = [found for line in lines if (found := model_of_user(line)) is not None]
+    assert sorted(ours) == sorted([(QWEN.user, "chat/qwen"), (odd.user, "a-b/c.d")])
+
+
+def test_the_password_before_counts_for_the_overlap_of_one_model_only() -> None:
+    first = following(None, OLD, 0)
+    assert following(first, OLD, 5) == first
+    rotated = following(first, QWEN, 1000)
+    assert (rotated.before, rotated.before_until_ms) == (first.current, 181_000)
+    assert following(rotated, QWEN, 180_999) == rotated
+    assert following(rotated, QWEN, 181_000).before == ""
+    namesake = replace(QWEN, uid="uid-2")
+    assert following(first, namesake, 1000).before == "", "another Model's password is no password of this one"

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from antiphon_kvtransfer import RedisUrlError
 from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
 from antiphon_kvtransfer.model_record import ModelRecord, decode_model_record
+from antiphon_operator.names import redis_user
 from antiphon_operator.runtime.redis_access import UserAccess
 from antiphon_operator.runtime.redis_records import RecordWriter
 from redis import Redis
 
 from tests.support.eventually import eventually
+from tests.support.record_writing import running
 from tests.support.valkey import Valkey
 
 QWEN = ModelRecord(model="chat/qwen", generation=3, names=("qwen",), revisions={"aaaaaa": 1000})
-USER = UserAccess("antiphon-0123456789abcdef", "chat/qwen", ("secret",))
+USER = UserAccess(redis_user("chat", "qwen"), "chat/qwen", "uid-1", "secret")
 
 
 @pytest.fixture
 def valkey() -> Iterator[Valkey]:
     with Valkey() as server:
         yield server
-
-
-@contextlib.asynccontextmanager
-async def running(writer: RecordWriter) -> AsyncIterator[RecordWriter]:
-    task = asyncio.create_task(writer.run())
-    try:
-        yield writer
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 class Seen:
@@ -127,7 +118,7 @@ async def test_three_hundred_models_are_written_in_batches(valkey: Valkey) -> No
     async with running(RecordWriter(valkey.url)) as writer:
         for number in range(300):
             writer.put(ModelRecord(model=f"chat/m{number}", generation=1, names=(f"m{number}",), revisions={}))
-            writer.put_access(UserAccess(f"antiphon-{number}", f"chat/m{number}", ("p",)))
+            writer.put_access(UserAccess(f"antiphon-{number}", f"chat/m{number}", "uid", "p"))
         await eventually(lambda: len(seen.models()) == 300 and len(seen.redis.acl_users()) == 301)  # type: ignore[arg-type]
         assert all(seen.record(f"chat/m{number}") for number in range(300))
 
@@ -162,18 +153,15 @@ async def test_where_users_may_not_be_kept_records_still_are(
     assert caplog.text.count("give its user the command acl") == 1
 
 
-async def test_a_user_goes_one_time_to_live_after_its_model_unless_it_comes_back(valkey: Valkey) -> None:
+async def test_a_record_that_nobody_keeps_any_more_leaves_nothing_even_while_others_are_kept(valkey: Valkey) -> None:
     seen = Seen(valkey)
-    other = UserAccess("antiphon-other", "chat/other", ("p",))
     async with running(RecordWriter(valkey.url, ttl_s=0.4)) as writer:
-        writer.put_access(USER)
-        writer.put_access(other)
-        await eventually(lambda: seen.user(USER.user) and seen.user(other.user))
-        writer.remove_access(USER.user)
-        writer.remove_access(other.user)
-        writer.put_access(other)
-        await eventually(lambda: not seen.user(USER.user))
-        assert seen.user(other.user)
+        writer.put(ModelRecord(model="chat/gone", generation=1, names=("gone",), revisions={}))
+        await eventually(lambda: seen.record("chat/gone") is not None)
+    # The Model is deleted while no operator runs.
+    async with running(RecordWriter(valkey.url, ttl_s=0.4)) as writer:
+        writer.put(QWEN)
+        await eventually(lambda: seen.models() == [b"chat/qwen"] and seen.record("chat/gone") is None)
 
 
 async def test_who_may_not_write_any_more_writes_nothing(valkey: Valkey) -> None:
