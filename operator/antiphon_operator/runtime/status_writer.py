@@ -4,7 +4,8 @@ A status is written when the cluster's copy does not say the same. What people a
 status or reason, phase, pools, revision) is written at once. What changes all the time under load waits until 30 s have
 passed since the last write: the numbers of `sla`, and numbers within a condition's message. A message that says
 something else in words under the same reason (such as the last line of a crashed container, which comes a moment after
-the reason) is written at once too, but once in 30 s: messages may quote anything, so they alone never set the pace.
+the reason) is written at once too, but once after each change of state, and else once in 30 s: messages may quote
+anything, so they alone never set the pace.
 Our own writes wake nobody: the caches compare a Model by everything but its status.
 """
 
@@ -68,6 +69,8 @@ class StatusWriter:
         self._written_at[uid] = now
         if news is _News.WORDS:
             self._worded_at[uid] = now
+        elif news is _News.STATE:
+            self._worded_at.pop(uid, None)
         resource = MODELS if kind == "Model" else POOLS
         answer = await self._client.patch_status(resource, namespace_of(live), name_of(live), patch)
         self._caches.put(kind, answer)

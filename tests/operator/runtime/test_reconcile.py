@@ -275,6 +275,18 @@ async def test_other_words_under_the_same_reason_are_told_at_once_but_not_again_
     assert len(bench.client.writes) - before == 2, "at 31 s and at 61 s"
 
 
+async def test_the_words_that_follow_a_change_of_state_are_told_at_once() -> None:
+    telling = Telling()
+    bench = await telling.settled()
+    telling.seconds, telling.message = 1.0, "qwen-0 is starting"
+    await bench.reconciler.look(KEY)
+    telling.seconds, telling.reason, telling.message = 2.0, "EngineCrash", "qwen-0 ended: exit code 1"
+    await bench.reconciler.look(KEY)
+    telling.seconds, telling.message = 3.0, "qwen-0 ended: out of blocks"
+    await bench.reconciler.look(KEY)
+    assert bench.condition("Ready")["message"] == telling.message
+
+
 async def test_a_status_field_that_the_cluster_does_not_keep_is_not_written_for_ever() -> None:
     def plan(observed: Observed, context: OperatorContext, now: datetime) -> Plan:
         planned = small_plan(observed, context, now)
