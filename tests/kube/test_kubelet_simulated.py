@@ -71,6 +71,22 @@ async def test_a_crashing_container(cluster: FakeCluster) -> None:
     assert cluster.kubelet.log(NAMESPACE, "one") == "RuntimeError: the engine could not start\n"
 
 
+async def test_a_container_that_runs_again_tells_of_its_end_before_also_after_a_back_off(
+    cluster: FakeCluster,
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def listen(kind: str, resource: object, thing: dict[str, Any]) -> None:
+        statuses = (thing.get("status") or {}).get("containerStatuses") if resource == PODS else None
+        if statuses and statuses[0]["restartCount"] == 2 and "running" in statuses[0]["state"]:
+            seen.append(statuses[0]["lastState"])
+
+    cluster.api.subscribe(listen)
+    await cluster.create(PODS, pod("one", pod_spec(container("crash:1"))))
+    await cluster.eventually(lambda: seen, what="the second restart")
+    assert seen[0]["terminated"]["exitCode"] == 1
+
+
 async def test_the_log_is_served_by_the_api(cluster: FakeCluster) -> None:
     await cluster.create(PODS, pod("one"))
     await cluster.until_pods(NAMESPACE, ready=1)

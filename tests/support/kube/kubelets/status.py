@@ -67,8 +67,9 @@ class ContainerRecord:
         self.ended, self.started, self.ready = how, False, False
 
     def remember(self) -> None:
-        """Its end becomes the last run's, before the next run."""
-        self.last, self.last_id = self.ended, self.container_id
+        """Its end becomes the last run's, before the next run. After a back-off it is the last run's already."""
+        if self.ended is not None:
+            self.last, self.last_id = self.ended, self.container_id
 
     def status(self) -> Object:
         return {
