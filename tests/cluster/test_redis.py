@@ -143,7 +143,8 @@ async def test_a_redis_that_comes_back_empty_is_told_everything_again(shelf: She
     again = await eventually(lambda: _answered(shelf), what="the record is back")
     assert again is not None
     assert again.names == before.names
-    assert names.redis_user(desk.namespace, "qwen") in await shelf.users()
+    user = names.redis_user(desk.namespace, "qwen")
+    await eventually(shelf.users, lambda users: user in users, what="its user is back")
     own = shelf.as_model("qwen", password)
     assert await own.ping()
     await own.aclose()

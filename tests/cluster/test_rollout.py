@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from antiphon_operator import names
 
-from tests.cluster.history import POOLS, label
+from tests.cluster.history import POOLS, Object, label
 from tests.cluster.rollouts import PairedRollout
 from tests.cluster.stage import device
 from tests.cluster.support import SHORT_DEADLINE, Desk, is_so, message
@@ -45,7 +45,7 @@ async def test_a_new_image_takes_over_in_sets(
     assert new != old
     assert await desk.revisions("qwen") == [old, new]
     assert model["status"]["resolved"]["image"] == "worker:2"
-    assert {pod["spec"]["containers"][0]["image"] for pod in await desk.pods("qwen")} == {"worker:2"}
+    assert _images(await desk.pods("qwen")) == {"worker:2"}
     promised = PairedRollout("qwen", sets, unit, surge, max_unavailable)
     await desk.always(promised.fault, since)
     await desk.always(lambda world: "" if world.condition("qwen", "Ready")["status"] == "True" else "not Ready", since)
@@ -72,6 +72,38 @@ async def test_back_to_the_old_spec_in_the_middle_of_a_rollout(desk: Desk) -> No
     assert model["status"]["revision"]["current"] == old
     assert await desk.pod_uids("qwen") == before
     await desk.always(PairedRollout("qwen", 2, PAIRS).fault, since)
+
+
+async def test_a_third_revision_in_the_middle_of_a_rollout(desk: Desk) -> None:
+    await desk.create("qwen", prefill={"replicas": 2}, decode={"replicas": 2}, engine={"image": "worker:1"})
+    await desk.until_serving("qwen", prefill=2, decode=2)
+    since = await desk.version()
+    await desk.edit("qwen", engine={"image": "slow:2"})
+    await desk.eventually(
+        lambda: desk.pods("qwen"), lambda pods: "slow:2" in _images(pods), what="pods of the second revision"
+    )
+    await desk.edit("qwen", engine={"image": "worker:3"})
+    await desk.until_serving("qwen", prefill=2, decode=2)
+    await _all_replicas(desk, {"prefill": 2, "decode": 2})
+    assert _images(await desk.pods("qwen")) == {"worker:3"}
+    await desk.always(PairedRollout("qwen", 2, PAIRS).fault, since)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)], ids=["up", "down"])
+async def test_scaling_in_the_middle_of_a_rollout(desk: Desk, before: int, after: int) -> None:
+    await desk.create("qwen", prefill={"replicas": before}, decode={"replicas": before}, engine={"image": "worker:1"})
+    await desk.until_serving("qwen", prefill=before, decode=before)
+    since = await desk.version()
+    await desk.edit("qwen", engine={"image": "slow:2"})
+    await desk.eventually(
+        lambda: desk.pods("qwen"), lambda pods: "slow:2" in _images(pods), what="pods of the new revision"
+    )
+    await desk.edit("qwen", prefill={"replicas": after}, decode={"replicas": after})
+    await desk.until_serving("qwen", prefill=after, decode=after)
+    await _all_replicas(desk, {"prefill": after, "decode": after})
+    assert _images(await desk.pods("qwen")) == {"slow:2"}
+    few, many = sorted((before, after))
+    await desk.always(PairedRollout("qwen", few, PAIRS, surge=1 + many - few).fault, since)
 
 
 async def test_going_back_after_a_rollout_makes_no_third_revision(desk: Desk) -> None:
@@ -166,6 +198,10 @@ async def test_a_prefill_pool_is_added_and_removed_without_a_moment_of_silence(d
         lambda: desk.all(POOLS), lambda pools: len(pools) == 1, what="the Pool of the prefill workers is gone"
     )
     await desk.always(lambda world: "" if world.can_serve("qwen") else "no revision can answer a request", since)
+
+
+def _images(pods: list[Object]) -> set[str]:
+    return {pod["spec"]["containers"][0]["image"] for pod in pods}
 
 
 async def _all_replicas(desk: Desk, replicas: dict[str, int]) -> None:

@@ -3,12 +3,15 @@ once the cause is gone."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from antiphon_operator import names
 
 from tests.cluster.history import label
 from tests.cluster.stage import device
 from tests.cluster.support import Desk, is_so, message
+from tests.support.kube.kubelets.simulated import Script
 from tests.support.kube.resources import PODS, RESOURCE_QUOTAS, STATEFULSETS
 
 
@@ -59,6 +62,18 @@ async def test_a_first_start_that_fails_says_why_and_is_cured_by_the_spec(
     for role in names.ROLES:
         (only,) = await desk.until_replicas("qwen", role, 1)
         assert only["spec"]["template"]["spec"]["containers"][0]["image"] == "worker:1"
+
+
+async def test_the_last_line_of_a_crashed_workers_log_is_in_the_status(desk: Desk) -> None:
+    log = ("loading the weights", "RuntimeError: CUDA error: device-side assert")
+    crash = Script(end_s=0.02, ready_s=None, exit_code=1, log=log)
+    cured = asyncio.Event()
+    desk.script(lambda pod, container: None if cured.is_set() else crash)
+    await desk.create("qwen", decode={})
+    await desk.until("qwen", "Ready", "False", "EngineCrash", says=f'"{log[1]}"')
+    # what was wrong with the node is mended: the kubelet's next try does it
+    cured.set()
+    await desk.until_serving("qwen", decode=1)
 
 
 async def test_a_worker_that_crashes_once_comes_back_by_itself(desk: Desk) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ DEADLINE_S = 40.0
 POLL_S = 0.05
 LEASE_NAMESPACE = "default"
 _PR_SET_PDEATHSIG = 1
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
@@ -170,15 +172,19 @@ class OperatorProcess:
     async def until_acting(self) -> None:
         await self.until_role("acting")
 
-    async def metric(self, name: str, **labels: str) -> float:
-        """The sum over all samples of that name with these labels; 0 where there are none."""
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        total = 0.0
+    async def samples(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """All samples of one metric, at one moment: labels and value."""
+        found = []
         for line in (await self.page("/metrics"))[1].splitlines():
             sample, _, value = line.rpartition(" ")
-            if sample.partition("{")[0] == name and all(each in sample for each in wanted):
-                total += float(value)
-        return total
+            if sample.partition("{")[0] == name:
+                found.append((dict(_LABEL.findall(sample)), float(value)))
+        return found
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum over all samples with these labels; 0 where there are none."""
+        samples = await self.samples(name)
+        return sum(value for told, value in samples if labels.items() <= told.items())
 
     def last_lines(self, count: int = 40) -> str:
         """Of its log."""
