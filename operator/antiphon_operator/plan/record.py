@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from antiphon_kvtransfer.model_record import ModelRecord
 
 from antiphon_operator.names import REPLICA_LABEL, Role
+from antiphon_operator.plan.clock import moment
 from antiphon_operator.plan.replicas import Replica
 from antiphon_operator.plan.scaling import Sizes
 from antiphon_operator.plan.state import State
@@ -54,7 +55,14 @@ def make_record(
         isolation=spec.kv_cache.isolation,
         retry_after_s=_RETRY_STARTING_S if wanted else _RETRY_ASLEEP_S,
         waking=not any(weights.values()) and (wanted > 0 or woken),
+        created_at_ms=_created_at_ms(state),
     )
+
+
+def _created_at_ms(state: State) -> int:
+    """So that gateways give a name that two Models claim to the older one, as the operator does."""
+    created = moment(state.observed.model["metadata"].get("creationTimestamp"))
+    return 0 if created is None else int(created.timestamp() * 1000)
 
 
 def _left_behind(state: State) -> set[str]:

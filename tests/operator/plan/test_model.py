@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from antiphon_operator import names
-from antiphon_operator.plan.clock import stamp
+from antiphon_operator.plan.clock import moment, stamp
 from antiphon_operator.resource.reasons import Reason
 
 from tests.operator.plan.cluster import STARTING, Cluster
@@ -150,6 +150,10 @@ def test_a_refused_spec_leaves_what_runs_as_it_is(bad: dict[str, Any]) -> None:
     assert cluster.last is not None
     assert cluster.last.record is not None
     assert cluster.last.record.names == ("qwen",)
+    created = cluster.model["metadata"]["creationTimestamp"]
+    made_at = moment(created)
+    assert made_at is not None
+    assert cluster.last.record.created_at_ms == int(made_at.timestamp() * 1000)
 
 
 def test_a_spec_that_cannot_be_read_at_all_is_said() -> None:
