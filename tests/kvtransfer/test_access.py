@@ -12,7 +12,8 @@ import pytest
 import redis
 from antiphon_kvtransfer import ClusterMirror, RedisAccess, RedisUrlError
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
-from antiphon_operator.runtime.redis_access import UserAccess, user_rules
+from antiphon_kvtransfer.keys import ModelKeys
+from antiphon_operator.runtime.redis_access import CONNECTION_COMMANDS, WORKER_COMMANDS
 
 from tests.support.membership import FakeEngine, block, record, until
 from tests.support.model_records import KEY, OperatorVoice, model_record
@@ -31,16 +32,20 @@ def connect(server: Valkey) -> Any:
     return redis.Redis.from_url(server.url, protocol=2)
 
 
-def set_passwords(server: Valkey, *passwords: str) -> None:
-    """As the operator does."""
+def set_password(server: Valkey, password: str) -> None:
+    """Of a user with the rights that the operator gives to one Model's workers."""
+    keys = ModelKeys(KEY)
+    patterns = (keys.workers, keys.events, keys.record("*"), keys.index("*"), keys.blocks("*"))
+    rules = ["reset", "on", f">{password}", *(f"~{pattern}" for pattern in patterns), "-@all"]
+    rules += [f"+{command}" for command in (*WORKER_COMMANDS, *CONNECTION_COMMANDS)]
     with connect(server) as client:
-        client.execute_command("ACL", "SETUSER", USER, *user_rules(UserAccess(USER, KEY, passwords)))
+        client.execute_command("ACL", "SETUSER", USER, *rules)
 
 
 async def test_a_worker_needs_no_more_than_its_models_user_may_do(server: Valkey, tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("first\n")
-    set_passwords(server, "first")
+    set_password(server, "first")
     engine = FakeEngine()
     access = RedisAccess(server.url, USER, str(file))
     OperatorVoice(server).put(model_record())
@@ -66,13 +71,13 @@ async def test_a_rotated_password_needs_no_restart_and_a_wrong_one_is_said_once(
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "password"
     file.write_text("s3cret-1")
-    set_passwords(server, "s3cret-1")
+    set_password(server, "s3cret-1")
     access = RedisAccess(server.url, USER, str(file))
     announcer = WorkerAnnouncer(access, record(model=KEY), FakeEngine().snapshot, list_model=False, ttl_ms=400)
     task = asyncio.create_task(announcer.run())
     try:
         await until(lambda: announcer.healthy)
-        set_passwords(server, "s3cret-2")
+        set_password(server, "s3cret-2")
         with connect(server) as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal")
         await until(lambda: not announcer.healthy)
