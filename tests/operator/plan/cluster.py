@@ -47,7 +47,14 @@ class Cluster:
         self.model: Object = {
             "apiVersion": names.API_VERSION,
             "kind": "Model",
-            "metadata": {"name": NAME, "namespace": NAMESPACE, "uid": UID, "generation": 1, "annotations": {}},
+            "metadata": {
+                "name": NAME,
+                "namespace": NAMESPACE,
+                "uid": UID,
+                "generation": 1,
+                "creationTimestamp": stamp(START),
+                "annotations": {},
+            },
             "spec": {
                 "source": {"uri": "demo"},
                 "prefill": {"replicas": 1},
