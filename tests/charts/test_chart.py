@@ -151,7 +151,7 @@ def test_with_listed_namespaces_nothing_but_reading_nodes_is_granted_cluster_wid
     bound = [one["roleRef"]["name"] for one in objects if one["kind"] == "ClusterRoleBinding"]
     assert bound == ["antiphon-operator-cluster"]
     rules = chart.find(objects, "ClusterRole", "antiphon-operator-cluster")["rules"]
-    assert rules == [{"apiGroups": [""], "resources": ["nodes", "namespaces"], "verbs": ["get", "list", "watch"]}]
+    assert rules == [{"apiGroups": [""], "resources": ["nodes", "namespaces"], "verbs": ["list", "watch"]}]
     bindings = [one["metadata"]["namespace"] for one in objects if one["kind"] == "RoleBinding"]
     assert {"chat", "search"} <= set(bindings)
 

@@ -39,12 +39,13 @@ OTHERS = (
     Watched(resources.SERVICE_ACCOUNTS, OURS),
     Watched(resources.POD_DISRUPTION_BUDGETS, OURS),
     Watched(resources.JOBS, OURS),
+    # Also where none are made: those from before that was switched off are to go.
+    Watched(resources.NETWORK_POLICIES, OURS),
     Watched(resources.PODS, OURS),
     Watched(resources.NODES, without_it="replicas on lost nodes are not replaced"),
     Watched(resources.NAMESPACES, without_it="the pod security level of namespaces is not known"),
     Watched(resources.PERSISTENT_VOLUME_CLAIMS, without_it="claims that Models name are not checked"),
 )
-NETWORK_POLICY = Watched(resources.NETWORK_POLICIES, OURS)
 POD_MONITOR = Watched(resources.POD_MONITORS, OURS, without_it="none is made: is the Prometheus operator there?")
 
 
@@ -52,9 +53,8 @@ class NotAllowedError(Exception):
     """The operator's role lacks what it cannot work without."""
 
 
-def watched_kinds(*, network_policies: bool, pod_monitors: bool) -> tuple[Watched, ...]:
-    further = ((NETWORK_POLICY,) if network_policies else ()) + ((POD_MONITOR,) if pod_monitors else ())
-    return (*CUSTOM, *OTHERS, *further)
+def watched_kinds(*, pod_monitors: bool) -> tuple[Watched, ...]:
+    return (*CUSTOM, *OTHERS, *((POD_MONITOR,) if pod_monitors else ()))
 
 
 async def allowed_kinds(

@@ -169,7 +169,7 @@ class OperatorProcess:
 
     async def _act(self, client: KubeClient, leadership: Leadership) -> None:
         options = self._options
-        wanted = watched_kinds(network_policies=options.network_policies, pod_monitors=options.pod_monitors)
+        wanted = watched_kinds(pod_monitors=options.pod_monitors)
         try:
             kinds = await allowed_kinds(wanted, lambda watched: _may_list(client, watched, options))
         except NotAllowedError as error:
