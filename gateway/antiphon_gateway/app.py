@@ -429,7 +429,7 @@ def _account(flight: Flight, span: Span) -> None:
     if span.is_recording():
         span.set_attributes(
             {
-                "gen_ai.request.model": flight.model.name,
+                "gen_ai.request.model": flight.target.name,
                 "gen_ai.usage.input_tokens": flight.prompt_tokens,
                 "gen_ai.usage.output_tokens": flight.completion_tokens,
                 "antiphon.cached_tokens": flight.cached_tokens,

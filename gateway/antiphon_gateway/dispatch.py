@@ -369,6 +369,8 @@ class Dispatcher:
         nobody = no_worker(target.name, record)
         if not choice.output:
             group = self.selection.choose(target.group.model, choice.excluded)
+            if group == choice.group:
+                group = None
             if group is not None and group.card_digest == target.group.card_digest:
                 choice.group = group
                 return True

@@ -45,7 +45,7 @@ async def test_nothing_is_left_on_the_workers(running: RunningGateway, workers: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_stream_whose_only_worker_dies_or_freezes_ends_with_an_error(tmp_path: Path, number: signal.Signals) -> None:
+async def test_a_stream_whose_only_worker_dies_ends_with_an_error(tmp_path: Path, number: signal.Signals) -> None:
     async with Workers(tmp_path) as started:
         worker = await started.start("--role", "both")
         async with running_gateway(worker=(worker.ready.address,)) as running:
