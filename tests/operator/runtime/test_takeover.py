@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from antiphon_operator import names
@@ -12,8 +13,9 @@ from antiphon_operator.runtime.redis_access import ACCESS_KEY, decode_note
 from redis import Redis
 
 from tests.support.kube.cluster import FakeCluster
+from tests.support.kube.kubelets.simulated import Script
 from tests.support.kube.operator_process import LEASE_NAMESPACE, OperatorProcess
-from tests.support.kube.resources import LEASES
+from tests.support.kube.resources import LEASES, PODS, SECRETS
 from tests.support.kube_in_process import served
 from tests.support.valkey import Valkey
 
@@ -112,3 +114,29 @@ async def test_a_rotation_outlives_the_operator_that_began_it(cluster: FakeClust
     note = decode_note(operators.redis.hget(ACCESS_KEY, user))
     assert note is not None
     assert note.before == before
+
+
+async def test_a_secret_that_was_deleted_comes_back_when_a_pod_cannot_mount_it(
+    cluster: FakeCluster, operators: Operators
+) -> None:
+    await cluster.namespace("chat")
+    await cluster.add_node("node-0")
+    cluster.simulated.hook = lambda pod, container: Script(start_s=1000.0)
+    async with operators.next("first"):
+        await create(cluster, "chat", "qwen")
+        (pod,) = await cluster.eventually(lambda: on_a_node(cluster))
+        (secret,) = cluster.api.list(SECRETS, "chat")
+        cluster.api.delete(SECRETS, "chat", secret["metadata"]["name"])
+        # As if it had been on its node for long.
+        conditions = [each | {"lastTransitionTime": "2026-01-01T00:00:00Z"} for each in pod["status"]["conditions"]]
+        status = {"status": {"conditions": conditions}}
+        await cluster.client.merge_patch(PODS, "chat", pod["metadata"]["name"], status, subresource="status")
+        await cluster.eventually(lambda: cluster.api.list(SECRETS, "chat"), what="the Secret is back")
+        (again,) = cluster.api.list(SECRETS, "chat")
+        assert again["data"] == secret["data"]
+
+
+def on_a_node(cluster: FakeCluster) -> list[dict[str, Any]]:
+    """Pods whose containers are being created."""
+    pods = cluster.api.list(PODS, "chat")
+    return [pod for pod in pods if "ContainerCreating" in str(pod["status"].get("containerStatuses"))]
