@@ -79,7 +79,10 @@ async def shelf(stage: Stage, desk: Desk, tmp_path: Path) -> AsyncIterator[Shelf
 
 
 async def test_gateways_are_told_of_a_model_from_its_start_to_its_end(shelf: Shelf, desk: Desk) -> None:
-    await desk.create("qwen", names=[desk.namespace], prefill={}, decode={}, engine={"image": "slow:1"})
+    rollout = {"drainTimeout": "2s"}
+    await desk.create(
+        "qwen", names=[desk.namespace], prefill={}, decode={}, engine={"image": "slow:1"}, rollout=rollout
+    )
     starting = await shelf.until("qwen", lambda record: True, "there is a record")
     assert starting.waking
     assert not any(starting.revisions.values())

@@ -33,7 +33,7 @@ async def test_a_new_image_takes_over_in_sets(
     await desk.create(
         "qwen",
         **{role: {"replicas": count} for role, count in replicas.items()},
-        rollout={"surge": surge, "maxUnavailable": max_unavailable},
+        rollout={"surge": surge, "maxUnavailable": max_unavailable, "drainTimeout": "1s"},
     )
     old = (await desk.until_serving("qwen", **replicas))["status"]["revision"]["current"]
     await _all_replicas(desk, replicas)
