@@ -1,7 +1,8 @@
-"""Finds objects in the caches that the cluster no longer has.
+"""Lists all kinds before anything is watched, and later finds objects in the caches that the cluster no longer has.
 
 A watch that was broken off for too long is taken up with a new listing, which shows what is there but not what has
-gone. So all kinds are listed once more and compared when kopf has listed one anew, and every ten minutes in any case.
+gone. So all kinds are listed once more and compared when kopf has listed one anew, ten seconds after the start (for
+what went between our first listing and kopf's), and every ten minutes in any case.
 Only objects that were known before our own listing began can be ghosts; what it shows is as good as any look.
 """
 
@@ -23,7 +24,10 @@ log = logging.getLogger("antiphon.operator.ghosts")
 PERIOD_S = 600.0
 SETTLE_S = 1.0
 """A new listing comes as many events: it is answered once."""
+FIRST_CHECK_S = 10.0
+"""Within this time of our first listing, kopf has begun to watch every kind."""
 _RETRY_S = 10.0
+_FIRST_RETRY_S = 1.0
 
 
 class Ghosts:
@@ -54,6 +58,14 @@ class Ghosts:
         """Compare all kinds soon: one watch was taken up anew, and a kind of which nothing is left cannot tell."""
         for kind in self._kinds:
             self._plan(kind, self._settle_s)
+
+    async def list_all(self) -> None:
+        """Fill the caches with all kinds, however long it takes."""
+        async with asyncio.TaskGroup() as group:
+            for kind in self._kinds:
+                group.create_task(self._list_first(kind))
+        for kind in self._kinds:
+            self._plan(kind, FIRST_CHECK_S)
 
     async def run(self, feed: Feed) -> None:
         loop = asyncio.get_running_loop()
@@ -93,6 +105,16 @@ class Ghosts:
             self._metrics.ghosts.inc(len(ghosts))
             log.info("%d %s objects had gone without a word", len(ghosts), kind)
         return frozenset(keys)
+
+    async def _list_first(self, kind: str) -> None:
+        while True:
+            try:
+                await self.compare(kind)
+            except KubeError as error:
+                log.warning("%s objects could not be listed, trying again: %s", kind, error)
+                await asyncio.sleep(_FIRST_RETRY_S)
+            else:
+                return
 
     def _plan(self, kind: str, in_s: float) -> None:
         at = asyncio.get_running_loop().time() + in_s

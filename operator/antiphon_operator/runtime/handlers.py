@@ -1,6 +1,6 @@
 """kopf, set up to watch and to do nothing else.
 
-Its handlers are the two that `feed` needs per kind, in a registry of its own: no decorators on globals. There is no
+Its handlers are the one that `feed` needs per kind, in a registry of its own: no decorators on globals. There is no
 handler that would make kopf put a finalizer or an annotation on anything, and nothing that it could store its progress
 in, so it never writes. Broken connections and servers in trouble are kopf's to wait out, for as long as it takes: if
 the API server is away for longer than the Lease, the process ends anyway.
@@ -107,18 +107,11 @@ async def watch(
 def _register(registry: kopf.OperatorRegistry, watched: Watched, feed: Feed) -> None:
     kind = watched.kind
 
-    async def seen(body: Mapping[str, Any], **_: Any) -> None:
-        feed.seen(kind, dict(body))
-
     async def happened(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         feed.happened(kind, type, dict(body))
 
-    def matters(type: str | None, **_: Any) -> bool:
-        return type is None or type == "DELETED" or not feed.complete
-
     group, version, plural = _selector(watched)
-    kopf.index(group, version, plural, id=f"seen-{plural}", registry=registry)(seen)
-    kopf.on.event(group, version, plural, id=f"happened-{plural}", when=matters, registry=registry)(happened)
+    kopf.on.event(group, version, plural, id=f"happened-{plural}", registry=registry)(happened)
 
 
 def _selector(watched: Watched) -> tuple[str, str, str]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -112,8 +113,8 @@ class ActingOperator:
         # Last, as kopf ends every task that was not there before it.
         registry = handlers.watch_registry(around.kinds, self.feed, around.access)
         settings = handlers.watch_settings(around.kinds)
-        kopf_runs = handlers.watch(registry, settings, around.options.namespaces, identity, watching)
-        tasks.append(asyncio.create_task(kopf_runs, name="watches"))
+        kopf_runs = functools.partial(handlers.watch, registry, settings, around.options.namespaces, identity, watching)
+        tasks.append(asyncio.create_task(self._list_and_watch(kopf_runs), name="watches"))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -126,6 +127,11 @@ class ActingOperator:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=_END_DEADLINE_S)
+
+    async def _list_and_watch(self, watch: Callable[[], Awaitable[None]]) -> None:
+        await self._ghosts.list_all()
+        self.feed.begin()
+        await watch()
 
     def _pods(self, key: str) -> dict[str, Object]:
         model = self.caches.model(key)

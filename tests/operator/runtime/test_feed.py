@@ -13,32 +13,33 @@ def test_models_are_woken_together_once_all_is_listed() -> None:
     caches = Caches()
     feed = Feed(caches, woken.append, lambda: None)
     qwen, llama = model(), model("llama")
-    feed.seen("Model", qwen)
-    feed.seen("Model", llama)
+    caches.put("Model", qwen)
+    feed.happened("Model", None, llama)
     assert not feed.complete
     assert woken == []
-    feed.seen("StatefulSet", owned(qwen, "StatefulSet", "a"))
-    feed.happened("Model", None, qwen)
+    caches.put("StatefulSet", owned(qwen, "StatefulSet", "a"))
+    feed.begin()
     assert feed.complete
     assert sorted(woken) == ["chat/llama", "chat/qwen"]
     woken.clear()
     feed.happened("Model", None, llama)
     assert woken == [], "it was heard of before"
-    feed.seen("StatefulSet", owned(llama, "StatefulSet", "b"))
+    feed.happened("StatefulSet", "ADDED", owned(llama, "StatefulSet", "b"))
     assert woken == ["chat/llama"]
 
 
 def test_what_is_listed_anew_is_told() -> None:
     relisted: list[bool] = []
-    feed = Feed(Caches(), lambda key: None, lambda: relisted.append(True))
+    caches = Caches()
+    feed = Feed(caches, lambda key: None, lambda: relisted.append(True))
     qwen = model()
     child = owned(qwen, "StatefulSet", "a")
     for kind, one in (("Model", qwen), ("StatefulSet", child)):
-        feed.seen(kind, one)
+        caches.put(kind, one)
+    feed.begin()
     for kind, one in (("Model", qwen), ("StatefulSet", child)):
         feed.happened(kind, None, one)
     assert relisted == [], "the first listing is none anew"
-    feed.seen("StatefulSet", child)
     feed.happened("StatefulSet", None, child)
     assert relisted == [True]
 
@@ -49,9 +50,9 @@ def test_a_deleted_object_wakes_its_model() -> None:
     feed = Feed(caches, woken.append, lambda: None)
     qwen = model()
     child = owned(qwen, "StatefulSet", "a")
-    feed.seen("Model", qwen)
-    feed.seen("StatefulSet", child)
-    feed.happened("Model", None, qwen)
+    caches.put("Model", qwen)
+    caches.put("StatefulSet", child)
+    feed.begin()
     woken.clear()
     feed.happened("StatefulSet", "DELETED", changed(child))
     assert woken == ["chat/qwen"]

@@ -55,8 +55,8 @@ class Bench:
         self.model = {"apiVersion": "antiphon.dev/v1alpha1", "kind": "Model"} | made
         self.woken: list[str] = []
         self.feed = Feed(self.caches, self.woken.append, self.ghosts.suspect)
-        self.feed.seen("Model", self.model)
-        self.feed.happened("Model", None, self.model)
+        self.caches.put("Model", self.model)
+        self.feed.begin()
         self.woken.clear()
 
     def service(self, name: str) -> Object:
@@ -70,6 +70,17 @@ class Bench:
 
     def known(self) -> list[str]:
         return sorted(thing["metadata"]["name"] for thing in self.caches.uids("Service").values())
+
+
+async def test_the_first_listing_knows_every_kind_also_when_a_try_fails(monkeypatch: Any) -> None:
+    monkeypatch.setattr("antiphon_operator.runtime.ghosts._FIRST_RETRY_S", 0.01)
+    bench = Bench()
+    metadata = {"name": "there", "labels": {MANAGED_BY_LABEL: MANAGED_BY}}
+    bench.api.create(SERVICES, "chat", {"metadata": metadata, "spec": {"ports": [{"port": 1}]}})
+    bench.client.fails = 1
+    await bench.ghosts.list_all()
+    assert bench.client.fails == 0
+    assert bench.known() == ["there"]
 
 
 async def test_what_is_not_in_the_cluster_any_more_is_forgotten_and_its_model_looked_at() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,7 +77,10 @@ class SimulatedRuntime:
 
     def __init__(self, hook: Callable[[Object, Object], Script | None] | None = None) -> None:
         self.hook = hook
-        self._addresses = itertools.count(1)
+        self.addresses: Iterator[str] = (
+            f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}" for number in itertools.count(1)
+        )
+        """Of the pods, one after another."""
         self._runs: dict[tuple[str, str], list[SimulatedRun]] = {}
 
     async def open(self) -> None: ...
@@ -85,8 +88,7 @@ class SimulatedRuntime:
     async def close(self) -> None: ...
 
     async def sandbox(self, pod: Object) -> SimulatedSandbox:
-        number = next(self._addresses)
-        return SimulatedSandbox(self, pod, f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}")
+        return SimulatedSandbox(self, pod, next(self.addresses))
 
     def script(self, pod: Object, container: Object) -> Script:
         return (self.hook and self.hook(pod, container)) or script_of(pod, container)
