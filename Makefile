@@ -21,8 +21,8 @@ serve: $(INSTALLED) ## the whole house on this machine (options: make serve ARGS
 	@exec $(BIN)/antiphon serve $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## all tests (options: make test ARGS="tests/policy -x")
-	$(BIN)/pytest $(ARGS)
+test: $(INSTALLED) ## all tests, in two lanes (options: make test ARGS="tests/policy -x")
+	$(BIN)/pytest $(or $(ARGS),-n 2 --dist loadgroup)
 
 .PHONY: lint
 lint: $(INSTALLED) ## style, types and import rules
