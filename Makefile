@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 SOURCES := cli decode engine gateway kvtransfer operator policy prefill telemetry worker
-CHECKED := $(SOURCES) $(wildcard tests e2e benchmarks)
+CHECKED := $(SOURCES) $(wildcard tests e2e benchmarks conftest.py)
 ARGS ?=
 
 .PHONY: help
