@@ -1,0 +1,93 @@
+"""The real kubectl with the chart's CRDs: it explains every part of a Model, takes the samples and refuses mistakes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CRDS = sorted((ROOT / "charts" / "antiphon" / "templates" / "crds").glob("*.yaml"))
+SAMPLES = sorted((ROOT / "deploy" / "samples").glob("*.yaml"))
+KUBECTL = Path(sys.executable).with_name("kubectl")
+DEADLINE_S = 30
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("kubectl")
+    command = [sys.executable, "-m", "tests.support.kube", "--kubeconfig", str(folder / "config"), *map(str, CRDS)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serving at ")
+        yield folder
+    finally:
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+
+
+def kubectl(home: Path, *arguments: str, text: str = "", code: int = 0) -> str:
+    environment = {"KUBECONFIG": str(home / "config"), "HOME": str(home), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [str(KUBECTL), *arguments],
+        input=text,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("model.spec.decode", "replicas"),
+        ("model.spec.source.uri", "hf://"),
+        ("model.spec.rollout.surge", "set"),
+        ("model.spec.sla.ttft.p95", "no promise"),
+        ("model.spec.kvCache.transfer.require", "rdma"),
+        ("model.status.conditions", "reason"),
+        ("pool.spec.replicas", "replicas"),
+    ],
+)
+def test_explain_teaches(home: Path, path: str, word: str) -> None:
+    taught = kubectl(home, "explain", path)
+    assert "DESCRIPTION" in taught
+    assert word in taught
+    assert "<no description>" not in taught.lower()
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_the_samples_are_taken_as_they_are(home: Path, sample: Path) -> None:
+    documents = [one for one in yaml.safe_load_all(sample.read_text()) if one["kind"] == "Model"]
+    assert documents
+    kubectl(home, "apply", "-f", "-", text=yaml.safe_dump_all(documents))
+    for one in documents:
+        assert one["metadata"]["name"] in kubectl(
+            home, "get", "models", "-n", one["metadata"].get("namespace", "default")
+        )
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("{source: {uri: demo}, decode: {replica: 2}}", 'unknown field "spec.decode.replica"'),
+        ("{}", "spec.source"),
+        ("{source: {uri: demo}, autoscaling: {decode: {min: 4, max: 2}}}", "min"),
+        ("{source: {uri: demo}, rollout: {surge: 0, maxUnavailable: 0}}", "surge"),
+        ("{source: {uri: demo}, sla: {ttft: {p95: 500}}}", "p95"),
+    ],
+)
+def test_mistakes_are_refused_by_name(home: Path, spec: str, told: str) -> None:
+    manifest = f"apiVersion: antiphon.dev/v1alpha1\nkind: Model\nmetadata: {{name: wrong}}\nspec: {spec}\n"
+    assert told in kubectl(home, "apply", "-f", "-", text=manifest, code=1)
