@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+import msgspec
+
 from antiphon_operator.names import ROLES, Role
 from antiphon_operator.plan.memory import PoolMemory
 from antiphon_operator.plan.observed import WorkerView
@@ -91,7 +93,7 @@ def arrange(fleet: FleetInput) -> Fleet:
 
 
 def _grown(memory: PoolMemory) -> PoolMemory:
-    return PoolMemory(next_ordinal=memory.next_ordinal + 1, failures=memory.failures, failed_at=memory.failed_at)
+    return msgspec.structs.replace(memory, next_ordinal=memory.next_ordinal + 1)
 
 
 def _split(members: Iterable[Replica], count: int) -> tuple[list[Replica], list[Replica]]:

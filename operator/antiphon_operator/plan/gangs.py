@@ -56,8 +56,9 @@ def judge_gangs(
                 deadlines.append(deadline_at)
     for role, memory in memories.items():
         own = [replica for replica in replicas if replica.role == role]
-        if any(replica.name in broken for replica in own):
-            after[role] = memory.failed(stamp(now))
+        failing = tuple(sorted(replica.ordinal for replica in own if replica.name in broken))
+        if failing:
+            after[role] = memory.failed(stamp(now), failing)
         elif memory.failures and memory.is_past(now) and any(replica.ready for replica in own):
             after[role] = memory.forgiven()
     return GangVerdict(broken, whole, after, min(deadlines, default=None))

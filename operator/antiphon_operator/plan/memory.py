@@ -40,9 +40,15 @@ class PoolMemory(Struct, frozen=True, kw_only=True, rename="camel"):
     failures: int = 0
     """Gangs that failed, one after the other."""
     failed_at: str = ""
+    counted: tuple[int, ...] = ()
+    """Ordinals of the gangs behind the last failure: they may stand a while longer, and count once."""
 
-    def failed(self, now: str) -> PoolMemory:
-        return msgspec.structs.replace(self, failures=self.failures + 1, failed_at=now)
+    def failed(self, now: str, ordinals: tuple[int, ...]) -> PoolMemory:
+        """These gangs are broken, which is one failure, unless it was counted before: whoever counted it may have
+        ended before it could take them down."""
+        if set(ordinals) <= set(self.counted):
+            return self
+        return msgspec.structs.replace(self, failures=self.failures + 1, failed_at=now, counted=ordinals)
 
     def forgiven(self) -> PoolMemory:
         return msgspec.structs.replace(self, failures=0, failed_at="")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from antiphon_operator import names
 from antiphon_operator.names import Role
 from antiphon_operator.plan.clock import stamp
@@ -50,7 +52,7 @@ def pools(state: State, sizes: Mapping[Role, int | None], memories: Mapping[Role
     for pool in state.model.pools:
         memory = memories[pool.role]
         manifest = pool_object(state.model, pool, sizes[pool.role])
-        told = PoolMemory(next_ordinal=following, failures=memory.failures, failed_at=memory.failed_at)
+        told = msgspec.structs.replace(memory, next_ordinal=following)
         manifest["metadata"]["annotations"] = {names.MEMORY_ANNOTATION: write(told)}
         made.append(Apply(manifest))
     return made

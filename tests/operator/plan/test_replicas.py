@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from antiphon_operator import names
@@ -85,6 +86,22 @@ def test_the_back_off_survives_the_loss_of_the_status() -> None:
     cluster.run(61)
     cluster.forget_statuses()
     cluster.run(1)
+    assert not cluster.sets("decode")
+    memory = cluster.object("Pool", "qwen-decode")["metadata"]["annotations"][names.MEMORY_ANNOTATION]
+    assert read_pool_memory(memory).failures == 1
+
+
+def test_a_gang_that_stands_for_a_while_after_its_failure_was_counted_is_one_failure() -> None:
+    """Who counted it was killed, or refused, before it could take the gang down."""
+    cluster = Cluster(GANG)
+    cluster.health = lambda pod: NO_GPU if pod["metadata"].get("name", "").endswith("-3") else READY
+    cluster.run(55)
+    for _ in range(10):
+        cluster.now += timedelta(seconds=1)
+        looked = cluster.tick(killed_after=100)
+    assert cluster.sets("decode")
+    assert [delete.kind for delete in looked.deletes] == ["StatefulSet"]
+    cluster.run(0)
     assert not cluster.sets("decode")
     memory = cluster.object("Pool", "qwen-decode")["metadata"]["annotations"][names.MEMORY_ANNOTATION]
     assert read_pool_memory(memory).failures == 1
