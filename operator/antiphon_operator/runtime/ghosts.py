@@ -60,10 +60,10 @@ class Ghosts:
             self._plan(kind, self._settle_s)
 
     async def list_all(self) -> None:
-        """Fill the caches with all kinds, however long it takes."""
-        async with asyncio.TaskGroup() as group:
-            for kind in self._kinds:
-                group.create_task(self._list_first(kind))
+        """Fill the caches with all kinds, however long it takes. One after another: whole lists are large, and only
+        what the caches keep of one stays in memory."""
+        for kind in self._kinds:
+            await self._list_first(kind)
         for kind in self._kinds:
             self._plan(kind, FIRST_CHECK_S)
 
