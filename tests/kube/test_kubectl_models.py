@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.support.kube.kubectl import Kubectl, kubectl_on_a_double
+
 ROOT = Path(__file__).parents[2]
 CRDS = sorted((ROOT / "charts" / "antiphon" / "templates" / "crds").glob("*.yaml"))
 SAMPLES = sorted((ROOT / "deploy" / "samples").glob("*.yaml"))
-KUBECTL = Path(sys.executable).with_name("kubectl")
-DEADLINE_S = 30
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("kubectl")
-    command = [sys.executable, "-m", "tests.support.kube", "--kubeconfig", str(folder / "config"), *map(str, CRDS)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("serving at ")
-        yield folder
-    finally:
-        process.terminate()
-        assert process.wait(DEADLINE_S) == 0
-
-
-def kubectl(home: Path, *arguments: str, text: str = "", code: int = 0) -> str:
-    environment = {"KUBECONFIG": str(home / "config"), "HOME": str(home), "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        [str(KUBECTL), *arguments],
-        input=text,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
+def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    with kubectl_on_a_double(tmp_path_factory.mktemp("kubectl"), CRDS) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -60,22 +33,20 @@ def kubectl(home: Path, *arguments: str, text: str = "", code: int = 0) -> str:
         ("pool.spec.replicas", "replicas"),
     ],
 )
-def test_explain_teaches(home: Path, path: str, word: str) -> None:
-    taught = kubectl(home, "explain", path)
+def test_explain_teaches(kubectl: Kubectl, path: str, word: str) -> None:
+    taught = kubectl("explain", path)
     assert "DESCRIPTION" in taught
     assert word in taught
     assert "<no description>" not in taught.lower()
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_the_samples_are_taken_as_they_are(home: Path, sample: Path) -> None:
+def test_the_samples_are_taken_as_they_are(kubectl: Kubectl, sample: Path) -> None:
     documents = [one for one in yaml.safe_load_all(sample.read_text()) if one["kind"] == "Model"]
     assert documents
-    kubectl(home, "apply", "-f", "-", text=yaml.safe_dump_all(documents))
+    kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents))
     for one in documents:
-        assert one["metadata"]["name"] in kubectl(
-            home, "get", "models", "-n", one["metadata"].get("namespace", "default")
-        )
+        assert one["metadata"]["name"] in kubectl("get", "models", "-n", one["metadata"].get("namespace", "default"))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +59,6 @@ def test_the_samples_are_taken_as_they_are(home: Path, sample: Path) -> None:
         ("{source: {uri: demo}, sla: {ttft: {p95: 500}}}", "p95"),
     ],
 )
-def test_mistakes_are_refused_by_name(home: Path, spec: str, told: str) -> None:
+def test_mistakes_are_refused_by_name(kubectl: Kubectl, spec: str, told: str) -> None:
     manifest = f"apiVersion: antiphon.dev/v1alpha1\nkind: Model\nmetadata: {{name: wrong}}\nspec: {spec}\n"
-    assert told in kubectl(home, "apply", "-f", "-", text=manifest, code=1)
+    assert told in kubectl("apply", "-f", "-", text=manifest, code=1)
