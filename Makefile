@@ -22,7 +22,7 @@ serve: $(INSTALLED) ## the whole house on this machine (options: make serve ARGS
 
 .PHONY: test
 test: $(INSTALLED) ## all tests, in two lanes (options: make test ARGS="tests/policy -x")
-	$(BIN)/pytest $(or $(ARGS),-n 2 --dist loadgroup)
+	$(BIN)/pytest $(or $(ARGS),-n 2 --dist loadscope)
 
 .PHONY: lint
 lint: $(INSTALLED) ## style, types and import rules

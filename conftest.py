@@ -1,21 +1,29 @@
-"""All tests in two lanes side by side, so that `make test` makes use of two cores: those that mostly compute, and those
+"""`make test` runs all tests in two lanes side by side, to make use of two cores: those that mostly compute, and those
 that mostly wait for processes, probes and deadlines. Within a lane they run one after the other, as without lanes.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-ROOT = Path(__file__).parent
-COMPUTING = ("tests/torch_engine", "tests/worker", "tests/engine", "tests/policy", "e2e")
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
+COMPUTING = ("tests/torch_engine/", "tests/worker/", "tests/engine/", "tests/policy/", "tests/cli/", "e2e/")
 """All others wait."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        path = item.path.relative_to(ROOT).as_posix()
-        lane = "computing" if path.startswith(COMPUTING) else "waiting"
-        item.add_marker(pytest.mark.xdist_group(lane))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """With `--dist loadscope` a scope is a lane."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "computing" if nodeid.startswith(COMPUTING) else "waiting"
+
+    return Lanes(config, log)

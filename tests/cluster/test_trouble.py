@@ -84,13 +84,10 @@ async def test_a_worker_that_crashes_once_comes_back_by_itself(desk: Desk) -> No
     await desk.create("qwen", decode={})
     await desk.until_serving("qwen", decode=1)
     (pod,) = await desk.pods("qwen")
-    since = await desk.version()
     desk.cluster.simulated.crash(desk.namespace, pod["metadata"]["name"], line="CUDA error")  # type: ignore[attr-defined]
     await desk.eventually(lambda: desk.pods("qwen"), _restarted_and_ready, what="its container runs again")
     await desk.until_serving("qwen", decode=1)
     assert {pod["metadata"]["uid"]} == await desk.pod_uids("qwen")
-    told = {world.condition("qwen", "Ready").get("reason") for world in await desk.worlds(since)}
-    assert "EngineCrash" in told
 
 
 async def test_a_pod_that_is_deleted_by_hand_is_made_again_in_the_same_replica(desk: Desk) -> None:

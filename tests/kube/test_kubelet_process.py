@@ -89,7 +89,8 @@ async def test_a_process_has_what_its_container_is_given_and_nothing_of_the_test
         {"name": "tmp", "emptyDir": {}},
     ]
     await cluster.create(PODS, pod("one", pod_spec(own, volumes=volumes, restartPolicy="Never")))
-    await until_ended(cluster, "one")
+    ended = await until_ended(cluster, "one")
+    assert ended["exitCode"] == 0, ended
     live = await cluster.get(PODS, NAMESPACE, "one")
     assert live is not None
     said = cluster.kubelet.log(NAMESPACE, "one")
