@@ -64,8 +64,9 @@ class Autoscaling(Resource, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["Disabled", "Advise", "Enforce", "External"],
         about(
-            "Disabled: `replicas` of the pools. Advise: the same, and the status says what would be better. Enforce: "
-            "the operator scales to keep the SLA. External: whoever writes the Pools' /scale, such as an HPA."
+            "Disabled: `replicas` of the pools. External: whoever writes the Pools' /scale, such as an HPA. Advise and "
+            "Enforce are for the operator's own autoscaler, which this version does not have: Advise is like Disabled, "
+            "and Enforce keeps the replicas that there are, within the bounds."
         ),
     ] = "Disabled"
     prefill: Annotated[Bounds, about_undefaulted("Bounds of the prefill pool. Default: min 1, max 8.")] = Bounds()
