@@ -138,12 +138,18 @@ class ActingOperator:
         return {} if model is None else {name_of(pod): pod for pod in self.caches.pods(model)}
 
     def _all_known(self) -> None:
-        """Users in Redis whose Models were deleted while no operator ran are recognised from now on."""
-        if self._around.records is not None and self._around.credentials_key:
+        """What stands in Redis of Models that were deleted while no operator ran is recognised from now on."""
+        if self._around.records is None:
+            return
+        self._around.records.retain_records(self._is_orphan)
+        if self._around.credentials_key:
             self._around.records.retain_access(self._is_orphan)
 
     def _is_orphan(self, key: str) -> bool:
-        """Of other namespaces than those that are watched nothing is known."""
+        """Of other namespaces than those that are watched nothing is known, and workers that were started by hand have
+        models of their own."""
+        if "/" not in key:
+            return False
         namespaces = self._around.options.namespaces
         return (not namespaces or split_key(key)[0] in namespaces) and self.caches.model(key) is None
 

@@ -5,6 +5,9 @@ it and return at once), and is written when it changes, again every quarter of i
 of every connection. So Redis may be emptied, restarted or replaced at any time: what belongs there is back as soon as
 it answers, and at the latest with the next renewal.
 
+A record outlives its renewals by an hour: a gateway that starts while no operator runs still knows the Models. What an
+operator before this one left there for a Model that is gone is marked as such when all Models are known.
+
 Failures of Redis never leave `run`: they are logged once per outage and tried again with a back-off of at most about
 two seconds. A server that does not let the operator keep users still gets the records, as gateways need those.
 Nothing is taken back when the operator ends: the next one goes on, or the records run out.
@@ -19,13 +22,13 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
 from antiphon_kvtransfer import check_url
 from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
-from antiphon_kvtransfer.model_record import ModelRecord, encode_model_record
+from antiphon_kvtransfer.model_record import ModelRecord, ModelRecordError, decode_model_record, encode_model_record
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -39,6 +42,9 @@ __all__ = ["RecordWriter", "UserAccess"]
 _log = logging.getLogger("antiphon.operator.redis")
 
 TTL_S = 60.0
+"""Renewed every quarter of it. For so long gateways are told that a Model is gone, and its user is kept."""
+OUTLIVE_S = 3600.0
+"""How long a record stays when nobody renews it."""
 CONNECT_DEADLINE_S = 2.0
 BATCH_DEADLINE_S = 5.0
 CHECK_S = 1.0
@@ -46,14 +52,14 @@ _LONGEST_BACKOFF_S = 2.0
 _SESSION_ERRORS = (RedisError, OSError, TimeoutError)
 
 _LIST_MODELS = """
--- KEYS models; ARGV ttl_ms model... Keeps models in the list of models, as their workers would, and takes those off
--- that nobody keeps there any more.
+-- KEYS models; ARGV ttl_ms shorten model... Keeps models in the list of models, as their workers would, and takes those
+-- off that nobody keeps there any more. `shorten`: these are about to go, so what they had there longer is taken back.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local expiry = now + tonumber(ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%d', now))
-for number = 2, #ARGV do
-  if tonumber(redis.call('ZSCORE', KEYS[1], ARGV[number]) or '0') < expiry then
+for number = 3, #ARGV do
+  if ARGV[2] == '1' or tonumber(redis.call('ZSCORE', KEYS[1], ARGV[number]) or '0') < expiry then
     redis.call('ZADD', KEYS[1], string.format('%d', expiry), ARGV[number])
   end
 end
@@ -72,6 +78,7 @@ class RecordWriter:
         password_file: str = "",
         *,
         ttl_s: float = TTL_S,
+        outlive_s: float = OUTLIVE_S,
         may_write: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = unix_ms,
@@ -82,11 +89,14 @@ class RecordWriter:
         self._username = username
         self._password_file = password_file
         self._ttl_s = ttl_s
+        self._outlive_s = outlive_s
         self._may_write = may_write
         self._clock = clock
         self._records: dict[str, ModelRecord] = {}
         self._users = RedisUsers(grace_s=ttl_s, clock=clock, now_ms=now_ms)
         self._changed_records: set[str] = set()
+        self._is_orphan: Callable[[str], bool] | None = None
+        self._look_for_orphans = False
         self._wake = asyncio.Event()
         self._run_id = ""
         self._trouble = ""
@@ -119,6 +129,12 @@ class RecordWriter:
         """All Models are known: users that an operator before this one left there for a Model that is an orphan (told
         by its key) go too, after the same time."""
         self._users.retain(is_orphan)
+        self._wake.set()
+
+    def retain_records(self, is_orphan: Callable[[str], bool]) -> None:
+        """All Models are known: records that an operator before this one left there for an orphan say so, and go."""
+        self._is_orphan = is_orphan
+        self._look_for_orphans = True
         self._wake.set()
 
     # -- writing it
@@ -154,6 +170,7 @@ class RecordWriter:
         while True:
             self._wake.clear()
             await self._find_out_a_restart(redis)
+            await self._find_orphans(redis)
             await self._write_records(redis)
             await self._users.write(redis, self._execute_all)
             self._in_order()
@@ -180,6 +197,20 @@ class RecordWriter:
             self._run_id = run_id
             self._write_all()
 
+    async def _find_orphans(self, redis: Redis) -> None:
+        if not self._look_for_orphans or self._is_orphan is None:
+            return
+        async with asyncio.timeout(BATCH_DEADLINE_S):
+            members = cast(list[bytes], await redis.zrange(MODELS_KEY, 0, -1))
+            listed = [key.decode() for key in members]
+            orphans = [key for key in listed if key not in self._records and self._is_orphan(key)]
+            for key in orphans:
+                raw = cast(bytes | None, await redis.get(ModelKeys(key).model_record))
+                with contextlib.suppress(ModelRecordError):  # Then it is not for us to judge, and runs out.
+                    if raw is not None and not (record := decode_model_record(raw, key)).deleted:
+                        self.put(msgspec.structs.replace(record, deleted=True))
+        self._look_for_orphans = False
+
     async def _look(self, redis: Redis) -> None:
         """Whatever another operator, or this one before an outage, has left there."""
         async with asyncio.timeout(BATCH_DEADLINE_S):
@@ -191,12 +222,15 @@ class RecordWriter:
 
     async def _write_records(self, redis: Redis) -> None:
         for keys in batches(self._changed_records):
-            ttl_ms = int(self._ttl_s * 1000)
             records = [self._records[key] for key in keys]
             pipeline = redis.pipeline(transaction=False)
-            for record in records:
-                pipeline.set(ModelKeys(record.model).model_record, encode_model_record(record), px=ttl_ms)
-            pipeline.eval(_LIST_MODELS, 1, MODELS_KEY, str(ttl_ms), *keys)
+            for gone, stays_ms in ((False, int(self._outlive_s * 1000)), (True, int(self._ttl_s * 1000))):
+                chosen = [record for record in records if record.deleted == gone]
+                for record in chosen:
+                    pipeline.set(ModelKeys(record.model).model_record, encode_model_record(record), px=stays_ms)
+                if chosen:
+                    listed = [record.model for record in chosen]
+                    pipeline.eval(_LIST_MODELS, 1, MODELS_KEY, str(stays_ms), str(int(gone)), *listed)
             await self._execute(pipeline)
             for record in records:
                 # One that was put meanwhile stays to be written.

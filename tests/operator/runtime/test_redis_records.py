@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,14 +58,17 @@ async def test_a_record_is_written_listed_changed_and_at_last_says_that_the_mode
         await eventually(lambda: seen.record("chat/qwen") == draining)
         writer.remove("chat/qwen")
         await eventually(lambda: (seen.record("chat/qwen") or draining).deleted)
-        for key in (ModelKeys("chat/qwen").model_record, MODELS_KEY):
-            assert 0 < seen.redis.pttl(key) <= 60_000, "nothing stays for ever"  # type: ignore[operator]
+        for key, longest_ms in ((ModelKeys("chat/qwen").model_record, 60_000), (MODELS_KEY, 3_600_000)):
+            assert 0 < seen.redis.pttl(key) <= longest_ms, "nothing stays for ever"  # type: ignore[operator]
+        (_, ends_at_ms), *others = seen.redis.zrange(MODELS_KEY, 0, -1, withscores=True)  # type: ignore[misc]
+        assert not others
+        assert ends_at_ms <= time.time() * 1000 + 60_000
 
 
 async def test_a_record_is_renewed_while_the_model_is_there_and_no_longer(valkey: Valkey) -> None:
     seen = Seen(valkey)
     key = ModelKeys("chat/qwen").model_record
-    async with running(RecordWriter(valkey.url, ttl_s=0.4)) as writer:
+    async with running(RecordWriter(valkey.url, ttl_s=0.4, outlive_s=0.4)) as writer:
         writer.put(QWEN)
         await eventually(lambda: seen.record("chat/qwen") is not None)
         for _ in range(3):  # Each renewal is seen by the time to live going up.
@@ -155,13 +159,37 @@ async def test_where_users_may_not_be_kept_records_still_are(
 
 async def test_a_record_that_nobody_keeps_any_more_leaves_nothing_even_while_others_are_kept(valkey: Valkey) -> None:
     seen = Seen(valkey)
-    async with running(RecordWriter(valkey.url, ttl_s=0.4)) as writer:
+    async with running(RecordWriter(valkey.url, ttl_s=0.4, outlive_s=0.4)) as writer:
         writer.put(ModelRecord(model="chat/gone", generation=1, names=("gone",), revisions={}))
         await eventually(lambda: seen.record("chat/gone") is not None)
     # The Model is deleted while no operator runs.
-    async with running(RecordWriter(valkey.url, ttl_s=0.4)) as writer:
+    async with running(RecordWriter(valkey.url, ttl_s=0.4, outlive_s=0.4)) as writer:
         writer.put(QWEN)
         await eventually(lambda: seen.models() == [b"chat/qwen"] and seen.record("chat/gone") is None)
+
+
+async def test_a_record_outlives_the_operator_for_a_gateway_that_starts_meanwhile(valkey: Valkey) -> None:
+    seen = Seen(valkey)
+    async with running(RecordWriter(valkey.url, ttl_s=0.4)) as writer:
+        writer.put(QWEN)
+        await eventually(lambda: seen.record("chat/qwen") == QWEN)
+    assert seen.redis.pttl(ModelKeys("chat/qwen").model_record) > 3_000_000  # type: ignore[operator]
+
+
+async def test_records_of_models_that_went_while_no_operator_ran_say_so(valkey: Valkey) -> None:
+    seen = Seen(valkey)
+    elsewhere = ModelRecord(model="other/qwen", generation=1, names=("o",), revisions={})
+    async with running(RecordWriter(valkey.url)) as writer:
+        for record in (QWEN, elsewhere, ModelRecord(model="chat/gone", generation=1, names=("gone",), revisions={})):
+            writer.put(record)
+        await eventually(lambda: len(seen.models()) == 3)
+    async with running(RecordWriter(valkey.url)) as writer:
+        writer.put(QWEN)
+        writer.retain_records(lambda key: key == "chat/gone")
+        await eventually(lambda: (seen.record("chat/gone") or QWEN).deleted)
+        assert seen.redis.pttl(ModelKeys("chat/gone").model_record) <= 60_000  # type: ignore[operator]
+        assert seen.record("chat/qwen") == QWEN
+        assert seen.record("other/qwen") == elsewhere
 
 
 async def test_who_may_not_write_any_more_writes_nothing(valkey: Valkey) -> None:
