@@ -93,6 +93,7 @@ async def test_operator_worker_and_gateway_do_all_their_work(
         operator.put(QWEN)
         operator.put_access(WORKER)
         operator.retain_access(lambda key: False)
+        operator.retain_records(lambda key: False)
         await eventually(lambda: mirror.model_records().get("chat/qwen") == QWEN)
         await eventually(lambda: "w0" in mirror.workers())
         await eventually(lambda: mirror.blocks.contents("chat/qwen", "w0") == {block("a"), block("b")})
