@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-COMPUTING = ("tests/torch_engine/", "tests/worker/", "tests/engine/", "tests/policy/", "tests/cli/", "e2e/")
+COMPUTING = ("tests/torch_engine/", "tests/engine/", "tests/policy/", "e2e/")
 """All others wait."""
 
 

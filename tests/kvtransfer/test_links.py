@@ -298,6 +298,7 @@ async def test_what_spoke_of_an_earlier_incarnation_is_void() -> None:
         async with _end("holder", incarnation="i1") as first:
             old = await reader.links.link(first.peer, WAIT_S)
             port = int(first.peer.address.rpartition(":")[2])
+        await eventually(lambda: not any(status.up for status in reader.links.statuses()))
         async with _end("holder", incarnation="i2", port=port) as second:
             with pytest.raises(LinkError, match="i2, not i1"):
                 await reader.links.link(first.peer, WAIT_S)

@@ -50,7 +50,7 @@ def images() -> dict[str, Image]:
         WORKER_IMAGE: worker,
         NEXT_WORKER_IMAGE: worker,
         "antiphon-gateway:0.1.0": Image(_ANTIPHON),
-        "valkey/valkey:9.1": Image(),
+        "valkey/valkey:9.1": Image((str(get_binary_path()),)),
     }
 
 
@@ -125,7 +125,7 @@ def _told_where_to_listen(manifest: dict[str, Any]) -> dict[str, Any]:
     """Valkey's process shares the machine's addresses with everything else here: it gets its pod's only."""
     if manifest["kind"] == "Deployment" and manifest["metadata"]["name"].endswith("-valkey"):
         (container,) = manifest["spec"]["template"]["spec"]["containers"]
-        container["command"] = [str(get_binary_path())]
+        assert container.pop("command") == ["valkey-server"], "it is the image's entrypoint here"
         container["args"] += ["--bind", "$(POD_IP)"]
         container.setdefault("env", []).append(
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}

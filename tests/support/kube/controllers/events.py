@@ -22,8 +22,9 @@ def event_body(about: Mapping[str, Any], *, kind: str, reason: str, message: str
         "kind": "Event",
         "metadata": {"name": f"{metadata['name']}.{digest}", "namespace": namespace},
         "involvedObject": {
-            "apiVersion": about["apiVersion"],
-            "kind": about["kind"],
+            # What came in a list does not say what it is, and only pods are listed by those who post events.
+            "apiVersion": about.get("apiVersion", "v1"),
+            "kind": about.get("kind", "Pod"),
             "name": metadata["name"],
             "namespace": metadata.get("namespace", ""),
             "uid": metadata.get("uid", ""),

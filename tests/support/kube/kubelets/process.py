@@ -141,15 +141,17 @@ class ProcessSandbox:
         termination = self._folder / f"termination-{name}"
         mounts = self._mounts(container, termination)
         given = await variables.environment(container, self._field, self._keys)
-        argv = [*(container.get("command") or image.entrypoint), *(container.get("args") or ())]
-        if not argv:
+        told = [*(container.get("command") or ()), *(container.get("args") or ())]
+        # The entrypoint is this machine's already: its paths are no container's.
+        entrypoint = () if container.get("command") else image.entrypoint
+        if not told and not entrypoint:
             raise TestFault(f"container {name} has no command and its image {container['image']} no entrypoint")
         actions = {
             tuple(command): await self._ours([variables.expanded(each, given) for each in command], mounts)
             for command in _exec_commands(container)
         }
         command = Command(
-            argv=await self._ours([variables.expanded(each, given) for each in argv], mounts),
+            argv=[*entrypoint, *await self._ours([variables.expanded(each, given) for each in told], mounts)],
             environment=self._own_environment(image, mounts)
             | dict(zip(given, await self._ours(list(given.values()), mounts), strict=True)),
             folder=self._working_folder(container, mounts),
