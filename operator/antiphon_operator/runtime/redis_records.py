@@ -200,15 +200,19 @@ class RecordWriter:
     async def _find_orphans(self, redis: Redis) -> None:
         if not self._look_for_orphans or self._is_orphan is None:
             return
-        async with asyncio.timeout(BATCH_DEADLINE_S):
-            members = cast(list[bytes], await redis.zrange(MODELS_KEY, 0, -1))
-            listed = [key.decode() for key in members]
-            orphans = [key for key in listed if key not in self._records and self._is_orphan(key)]
-            for key in orphans:
-                raw = cast(bytes | None, await redis.get(ModelKeys(key).model_record))
-                with contextlib.suppress(ModelRecordError):  # Then it is not for us to judge, and runs out.
-                    if raw is not None and not (record := decode_model_record(raw, key)).deleted:
-                        self.put(msgspec.structs.replace(record, deleted=True))
+        try:
+            async with asyncio.timeout(BATCH_DEADLINE_S):
+                members = cast(list[bytes], await redis.zrange(MODELS_KEY, 0, -1))
+                listed = [key.decode() for key in members]
+                for key in (key for key in listed if key not in self._records and self._is_orphan(key)):
+                    raw = cast(bytes | None, await redis.get(ModelKeys(key).model_record))
+                    with contextlib.suppress(ModelRecordError):  # Then it is not for us to judge, and runs out.
+                        if raw is not None and not (record := decode_model_record(raw, key)).deleted:
+                            self.put(msgspec.structs.replace(record, deleted=True))
+        except NoPermissionError as refusal:
+            _log.warning(
+                "records of Models that are gone cannot be looked for, they run out by themselves: %s", refusal
+            )
         self._look_for_orphans = False
 
     async def _look(self, redis: Redis) -> None:

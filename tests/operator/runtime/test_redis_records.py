@@ -192,6 +192,19 @@ async def test_records_of_models_that_went_while_no_operator_ran_say_so(valkey: 
         assert seen.record("other/qwen") == elsewhere
 
 
+async def test_without_the_right_to_look_for_left_records_the_others_are_written(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "password").write_text("p")
+    seen = Seen(valkey)
+    seen.redis.execute_command("ACL", "SETUSER", "blind", *["on", ">p", "~antiphon:*", "+@all", "-zrange"])
+    async with running(RecordWriter(valkey.url, "blind", str(tmp_path / "password"))) as writer:
+        writer.retain_records(lambda key: True)
+        writer.put(QWEN)
+        await eventually(lambda: seen.record("chat/qwen") == QWEN)
+    assert caplog.text.count("they run out by themselves") == 1
+
+
 async def test_who_may_not_write_any_more_writes_nothing(valkey: Valkey) -> None:
     seen = Seen(valkey)
     leader = True
