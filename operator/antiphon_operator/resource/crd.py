@@ -10,7 +10,6 @@ refuses a CRD whose rules could cost without limit.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 
 from antiphon_operator.names import GROUP, VERSION
+from antiphon_operator.resource import generated
 from antiphon_operator.resource.base import Rule
 from antiphon_operator.resource.model import NAME_RULES, ModelSpec
 from antiphon_operator.resource.pool import PoolSpec
@@ -184,29 +184,8 @@ def crd_files() -> dict[str, str]:
     return files
 
 
-def stale_files(folder: Path) -> list[str]:
-    """Names of the files in `folder` that are not as the types say."""
-    return [
-        name
-        for name, text in crd_files().items()
-        if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m antiphon_operator.resource.crd", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is not current")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"where the files lie (default: {FOLDER})")
-    options = parser.parse_args(arguments)
-    stale = stale_files(options.folder)
-    if options.check:
-        for name in stale:
-            sys.stderr.write(f"{options.folder / name} is not current: run python -m antiphon_operator.resource.crd\n")
-        return 1 if stale else 0
-    options.folder.mkdir(parents=True, exist_ok=True)
-    for name in stale:
-        (options.folder / name).write_text(crd_files()[name], encoding="utf-8")
-    return 0
+    return generated.run("antiphon_operator.resource.crd", __doc__, FOLDER, crd_files(), arguments)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from antiphon_operator.resource import generated
 from antiphon_operator.resource.changes import CHANGES, Change
 from antiphon_operator.resource.crd import model_crd, pool_crd
 from antiphon_operator.resource.pod_template import OWNED_PATHS, OWNED_VOLUMES
@@ -217,28 +217,8 @@ def pages() -> dict[str, str]:
     return {"model-reference.md": reference_page(), "model-changes.md": changes_page()}
 
 
-def stale_pages(folder: Path) -> list[str]:
-    """Names of the pages in `folder` that are not as the types say."""
-    return [
-        name
-        for name, text in pages().items()
-        if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m antiphon_operator.resource.reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not current")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"where the pages lie (default: {FOLDER})")
-    options = parser.parse_args(arguments)
-    stale = stale_pages(options.folder)
-    if options.check:
-        for name in stale:
-            sys.stderr.write(f"{options.folder / name}: run python -m antiphon_operator.resource.reference\n")
-        return 1 if stale else 0
-    for name in stale:
-        (options.folder / name).write_text(pages()[name], encoding="utf-8")
-    return 0
+    return generated.run("antiphon_operator.resource.reference", __doc__, FOLDER, pages(), arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import re2
-from antiphon_operator.resource import crd, reference
+from antiphon_operator.resource import crd, generated, reference
 from antiphon_operator.resource.reasons import CONDITION_MEANINGS, REASON_MEANINGS, ConditionType, Reason
 
 from tests.support import crds
@@ -123,8 +123,10 @@ def test_a_pool_can_be_scaled() -> None:
 
 
 def test_files_and_types_are_equal() -> None:
-    assert crd.stale_files(crds.CRD_FOLDER) == [], "run python -m antiphon_operator.resource.crd"
-    assert reference.stale_pages(crds.ROOT / "docs") == [], "run python -m antiphon_operator.resource.reference"
+    assert generated.stale(crds.CRD_FOLDER, crd.crd_files()) == [], "run python -m antiphon_operator.resource.crd"
+    assert generated.stale(crds.ROOT / "docs", reference.pages()) == [], (
+        "run python -m antiphon_operator.resource.reference"
+    )
 
 
 @pytest.mark.parametrize("made", [crd, reference])
