@@ -148,6 +148,8 @@ class KvBlocksService(worker_pb2_grpc.KvBlocksServicer):
         call = _PinCall(self._local, self._keeper, self._heartbeat_s, self._ttl_ms)
         self._calls.add(call)
         try:
+            # By themselves: grpc cannot end a call whose first message, with them inside, is still being written.
+            await context.send_initial_metadata(())
             await call.serve(request_iterator, context)
         finally:
             self._calls.discard(call)

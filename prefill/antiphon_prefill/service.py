@@ -38,6 +38,8 @@ class PrefillService(WorkerService, PrefillServicer):
         self._runs.add(task)
         self._idle.clear()
         try:
+            # By themselves: grpc cannot end a call whose first message, with them inside, is still being written.
+            await context.send_initial_metadata(())
             await self._serve(context)
         finally:
             self._runs.discard(task)

@@ -50,7 +50,7 @@ async def cluster(stage: Stage, request: pytest.FixtureRequest) -> Cluster:
 @pytest_asyncio.fixture(loop_scope="session")
 async def operator(stage: Stage) -> OperatorProcess:
     """The one that all share, started again if a test before has ended it."""
-    if not stage.operator.is_running:
+    if stage.operator.was_ended:
         await stage.operator.start()
     await stage.operator.until_acting()
     return stage.operator

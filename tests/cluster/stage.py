@@ -46,7 +46,7 @@ async def a_stage(folder: Path) -> AsyncIterator[Stage]:
     async with (
         a_cluster(folder) as cluster,
         History.of(cluster) as history,
-        OperatorProcess(operator_kubeconfig(cluster, folder), folder) as operator,
+        OperatorProcess(operator_kubeconfig(cluster, folder), folder, revived=True) as operator,
     ):
         await operator.until_acting()
         yield Stage(cluster, history, operator)

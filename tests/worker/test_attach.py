@@ -30,6 +30,9 @@ class Stream:
     async def read(self) -> wire.GatewayMessage:
         return await self.to_worker.get()
 
+    async def send_initial_metadata(self, metadata: tuple[()]) -> None:
+        pass
+
     async def write(self, message: wire.WorkerMessage) -> None:
         self.from_worker.put_nowait(message)
 

@@ -89,6 +89,8 @@ class AttachServicer(WorkerServicer):
         session = _Session(self._context, self._handler, self._peers, self._card.digest, context)
         self._sessions.add(session)
         try:
+            # By themselves: grpc cannot end a call whose first message, with them inside, is still being written.
+            await context.send_initial_metadata(())
             reason = await session.run()
         finally:
             self._sessions.discard(session)

@@ -7,6 +7,8 @@
 
 It knows neither Redis nor gateways unless it is told of them. Each process has its own folder with a ready-file, which
 says where its status pages are, and a log, which goes on through restarts. The kernel ends it with the test's process.
+With `revived` it is started again when it lost its Lease and no test had a hand in that, as its Deployment would do:
+a machine that stood still for seconds is not what a scenario is about.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ DEADLINE_S = 40.0
 """Longer than a Lease that a killed operator left behind."""
 POLL_S = 0.05
 LEASE_NAMESPACE = "default"
+LEASE_NOT_RENEWED = "the Lease was not renewed"
 _PR_SET_PDEATHSIG = 1
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -53,6 +56,7 @@ class OperatorProcess:
         lease_namespace: str = LEASE_NAMESPACE,
         program: Sequence[str] = (sys.executable, "-m", "antiphon", "operator"),
         environment: Mapping[str, str] | None = None,
+        revived: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
@@ -72,12 +76,18 @@ class OperatorProcess:
             words += ["--gateway-url", gateway_url]
         self._command = [*program, *words, *options]
         self._url = ""
+        self._revived = revived
+        self._reviving: asyncio.Task[None] | None = None
+        self._signalled = False
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._reviving is not None:
+            self._reviving.cancel()
+            await asyncio.gather(self._reviving, return_exceptions=True)
         if self.is_running:
             self.resume()
             self.kill()
@@ -89,9 +99,15 @@ class OperatorProcess:
     def is_running(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
+    @property
+    def was_ended(self) -> bool:
+        """By a test, which leaves it so."""
+        return self._signalled and not self.is_running
+
     async def start(self) -> None:
         """Returns when its status pages are there; it may be a standby then."""
         assert not self.is_running, f"{self.name} runs already"
+        self._signalled = False
         self._ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
@@ -111,6 +127,17 @@ class OperatorProcess:
                 f"{self.name} has no status pages after {DEADLINE_S} s:\n{self.last_lines()}"
             ) from None
         self._url = f"http://{json.loads(self._ready_file.read_text())['status_address']}"
+        if self._revived and self._reviving is None:
+            self._reviving = asyncio.create_task(self._revive())
+
+    async def _revive(self) -> None:
+        while not self._signalled:
+            assert self.process is not None
+            await self.process.wait()
+            if self._signalled or LEASE_NOT_RENEWED not in self.last_lines(1):
+                break
+            await self.start()
+        self._reviving = None
 
     def kill(self) -> None:
         """kill -9: its Lease stays until it expires."""
@@ -193,6 +220,7 @@ class OperatorProcess:
 
     def _send(self, number: signal.Signals) -> None:
         assert self.process is not None
+        self._signalled = True
         self.process.send_signal(number)
 
 
