@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
-SOURCES := cli decode engine gateway kvtransfer operator policy prefill telemetry worker
+SOURCES := cli decode engine gateway kvtransfer operator policy prefill simulate telemetry worker
 CHECKED := $(SOURCES) $(wildcard tests e2e benchmarks conftest.py)
 ARGS ?=
 
