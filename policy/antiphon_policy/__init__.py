@@ -12,6 +12,7 @@ from antiphon_policy.routing import (
     RoutingSnapshot,
     WorkerRole,
     WorkerView,
+    Workload,
     route,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "StepModelFit",
     "WorkerRole",
     "WorkerView",
+    "Workload",
     "route",
     "transfer_ms",
 ]

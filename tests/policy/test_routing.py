@@ -72,15 +72,15 @@ def test_nobody(workers: tuple[WorkerView, ...], reason: NoWorkerReason) -> None
 
 
 def test_idle_pools_disaggregate() -> None:
-    """The worked example of `route`."""
+    """The worked example of `WorkerTable.choose`."""
     decision = decide(worker("d0"), worker("p0"))
     assert (decision.decode, decision.prefill) == ("d0", "p0")
     assert decision.reason is RouteReason.PREFILL_REMOTE
     assert decision.predicted_ttft_ms == pytest.approx(504.85, abs=0.01)
     assert decision.cost is not None
-    assert decision.cost.total_ms == pytest.approx(515.75, abs=0.01)
+    assert decision.cost.total_ms == pytest.approx(553.56, abs=0.01)
     local = decision.alternatives[0]
-    assert (local.prefill, round(local.cost_ms, 1)) == (None, 1011.4)
+    assert (local.prefill, round(local.cost_ms, 1)) == (None, 1049.2)
 
 
 def test_without_a_live_prefill_worker_the_decode_worker_prefills() -> None:
@@ -102,15 +102,15 @@ def test_almost_all_cached_on_the_decode_worker_is_local() -> None:
     assert (decision.prefill, decision.reason) == (None, RouteReason.LOCAL_CHEAPER)
 
 
-@pytest.mark.parametrize(("left", "prefill"), [(104, "p0"), (34, "p0"), (29, None)])
+@pytest.mark.parametrize(("left", "prefill"), [(104, "p0"), (34, "p0"), (26, None)])
 def test_the_second_worked_example_of_the_docs(left: int, prefill: str | None) -> None:
-    """docs/routing.md: 14 blocks cached on D; the crossing lies at about 30 tokens left to compute."""
+    """docs/routing.md: 14 blocks cached on D; the crossing lies at about 27 tokens left to compute."""
     request = dataclasses.replace(REQUEST, prompt_tokens=14 * 64 + left)
     decision = decide(worker("d0", leading_blocks=14), worker("p0"), request=request)
     assert decision.prefill == prefill
     if left == 104:
         assert decision.cost is not None
-        assert (round(decision.cost.total_ms, 1), round(decision.alternatives[0].cost_ms, 1)) == (73.8, 111.1)
+        assert (round(decision.cost.total_ms, 1), round(decision.alternatives[0].cost_ms, 1)) == (111.6, 148.9)
 
 
 def test_busy_prefill_pool_and_idle_decode_pool() -> None:

@@ -1,0 +1,231 @@
+"""What one worker, or one pair of workers, costs for one request: the terms of `routing`, one function each.
+
+`Prices` knows the request and what the fleet's workload is like; it is asked about workers one at a time.
+`worker_table` computes the same sums for all workers at once, to find the few that are worth being asked about here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from antiphon_policy.latency import transfer_ms
+from antiphon_policy.route_records import CostParts, RouteOption, RouteRequest, WorkerRole, WorkerView, Workload
+
+DEFAULT_LINK_GIGABYTES_PER_S = 1.0
+"""For links that nobody has measured yet."""
+
+REMOTE_MS = 0.5
+"""One more hop on the way of a request: opening `Prefill.Run` on P."""
+
+PULL_MARGIN = 0.8
+"""A prefix is pulled where that takes less than this share of computing it."""
+
+PREFIX_PEERS = 3
+
+Holder = tuple[WorkerView, int]
+"""(worker, leading blocks of the request's chain that it holds)"""
+
+
+class Prices:
+    """Prices for one request. `followers`: requests that will wait for one that is queued now, on prefill workers and
+    on those that decode (see `prefill_delay_ms`)."""
+
+    def __init__(
+        self,
+        request: RouteRequest,
+        workload: Workload,
+        links: Mapping[tuple[str, str], float],
+        holders: Sequence[Holder],
+        followers: float,
+        followers_on_decoders: float = 0.0,
+    ) -> None:
+        self._request = request
+        self._workload = workload
+        self._links = links
+        self._holders = holders
+        self._followers = {
+            WorkerRole.PREFILL: followers,
+            WorkerRole.DECODE: followers_on_decoders,
+            WorkerRole.BOTH: followers_on_decoders,
+        }
+        self.evicted_reuse = workload.evicted_reuse
+        self.prompt_tokens = max(1, request.prompt_tokens)
+        self.block_tokens = max(1, request.block_tokens)
+        # A full hit still recomputes the last token.
+        self.usable_blocks = (self.prompt_tokens - 1) // self.block_tokens
+        self.prompt_blocks = -(-self.prompt_tokens // self.block_tokens)
+        # Nobody knows how long an answer will be: as long as those of late, or its limit if that is less.
+        self.output_tokens = max(1.0, min(float(request.max_tokens), workload.output_tokens))
+        self.all_blocks = int(-(-(self.prompt_tokens + self.output_tokens) // self.block_tokens))
+        self.decode_context = self.prompt_tokens + self.output_tokens / 2
+        """Of the answer at half its length."""
+
+    # -- terms of one worker
+
+    def cached(self, leading_blocks: int) -> int:
+        return min(leading_blocks, self.usable_blocks)
+
+    def queue_ms(self, worker: WorkerView) -> float:
+        """Prompts ahead are computed first."""
+        return worker.step.prefill_ms(new_tokens=worker.queued_tokens, chunk_tokens=worker.chunk_tokens)
+
+    def compute_ms(self, worker: WorkerView, cached_blocks: int) -> float:
+        """The prompt's chunks, each in a step that the worker's decodes share."""
+        cached_tokens = cached_blocks * self.block_tokens
+        new_tokens = self.prompt_tokens - cached_tokens
+        step = worker.step
+        alone_ms = step.prefill_ms(new_tokens=new_tokens, cached_tokens=cached_tokens, chunk_tokens=worker.chunk_tokens)
+        if worker.role is WorkerRole.PREFILL:
+            return alone_ms
+        steps = -(-new_tokens // worker.chunk_tokens)
+        return alone_ms + steps * (
+            worker.running * (step.per_new_token_ms + step.per_sequence_ms) + worker.kv_tokens * step.per_kv_token_ms
+        )
+
+    def join_ms(self, worker: WorkerView) -> float:
+        """The step that brings the second token: with all that decodes, and a chunk of a prompt if one waits."""
+        batch = worker.running + 1
+        chunk = min(worker.queued_tokens, worker.chunk_tokens)
+        return worker.step.step_ms(
+            new_tokens=batch + chunk,
+            token_context=worker.kv_tokens + self.prompt_tokens + chunk * chunk,
+            sequences=batch,
+            kv_tokens=worker.kv_tokens + self.prompt_tokens,
+        )
+
+    def tpot_ms(self, worker: WorkerView) -> float:
+        """A step of its batch with this answer in it, at half its length."""
+        batch = worker.running + 1
+        step = worker.step
+        return (
+            step.base_ms
+            + batch * (step.per_new_token_ms + step.per_sequence_ms)
+            + (worker.kv_tokens + self.decode_context) * (step.per_token_context_ms + step.per_kv_token_ms)
+        )
+
+    def stream_ms(self, worker: WorkerView) -> float:
+        """Its tokens after the second. Without this term a worker with few long answers looks as good as one with few
+        short ones."""
+        return max(0.0, self.output_tokens - 2.0) * self.tpot_ms(worker)
+
+    def decode_delay_ms(self, worker: WorkerView) -> float:
+        """Every further step of every running request gets longer by this request's share."""
+        step = worker.step
+        longer_ms = (
+            step.per_new_token_ms
+            + step.per_sequence_ms
+            + self.decode_context * (step.per_kv_token_ms + step.per_token_context_ms)
+        )
+        return worker.running * self.output_tokens * longer_ms
+
+    def prefill_delay_ms(self, worker: WorkerView, compute_ms: float) -> float:
+        """Requests that come while it waits or is computed wait for it; and where answers run, each of them does."""
+        waiting = self._followers[worker.role]
+        if worker.role is not WorkerRole.PREFILL:
+            # A worker of the decode pool counts one more than it runs: the one that comes next. So an idle decode pool
+            # leaves prompts to an idle prefill pool, unless little of them is left to compute.
+            waiting += worker.running + (1 if worker.role is WorkerRole.DECODE else 0)
+        return waiting * compute_ms
+
+    def recompute_ms(self, worker: WorkerView, stored_blocks: int) -> float:
+        """Blocks that are stored push others out, of which some are asked for again. Where even what can be pushed out
+        is short, running requests are, and their tokens have to be computed again for certain."""
+        if worker.total_blocks <= 0:
+            return 0.0
+        evicted = stored_blocks - worker.empty_blocks
+        if evicted <= 0:
+            return 0.0
+        block_ms = self.block_tokens * worker.step.per_new_token_ms
+        ms = evicted * block_ms * self.evicted_reuse
+        short = stored_blocks - worker.free_blocks
+        if short > 0:
+            ms += worker.step.prefill_ms(new_tokens=short * self.block_tokens, chunk_tokens=worker.chunk_tokens)
+        return ms
+
+    # -- options
+
+    def local(self, worker: WorkerView, leading_blocks: int) -> RouteOption:
+        cached = self.cached(leading_blocks)
+        peers = self.peers(worker, leading_blocks)
+        _, blocks, pull_ms = peers[0] if peers else (worker, cached, 0.0)
+        compute_ms = self.compute_ms(worker, blocks)
+        tpot_ms = self.tpot_ms(worker)
+        parts = CostParts(
+            queue_ms=self.queue_ms(worker),
+            pull_ms=pull_ms,
+            compute_ms=compute_ms,
+            transfer_ms=0.0,
+            join_ms=self.join_ms(worker),
+            stream_ms=self.stream_ms(worker),
+            delay_ms=self.prefill_delay_ms(worker, compute_ms) + self.decode_delay_ms(worker),
+            recompute_ms=self.recompute_ms(worker, self.all_blocks - cached),
+        )
+        # The answers that run there wait for the prompt: spread over their tokens.
+        worst_tpot_ms = tpot_ms + (compute_ms / self._workload.output_tokens if worker.running else 0.0)
+        return RouteOption(worker.worker_id, None, parts, tpot_ms, self._keeps(parts.ttft_ms, worst_tpot_ms))
+
+    def remote(self, decoder: WorkerView, held: int, prefiller: WorkerView, leading_blocks: int) -> RouteOption:
+        """`held`: leading blocks that the decoder holds."""
+        cached = self.cached(leading_blocks)
+        peers = self.peers(prefiller, leading_blocks, (decoder, held))
+        _, blocks, pull_ms = peers[0] if peers else (prefiller, cached, 0.0)
+        compute_ms = self.compute_ms(prefiller, blocks)
+        held = self.cached(held)
+        to_move = self.prompt_blocks - held
+        speed = self._speed(decoder, prefiller)
+        block_bytes = self._request.block_bytes
+        all_ms = transfer_ms(to_move * block_bytes, gigabytes_per_s=speed) if to_move else 0.0
+        # Blocks move while the next chunk is computed: what is left at the end is the last chunk's, or more where
+        # the link is slower than the prefill.
+        last_blocks = min(to_move, -(-min(prefiller.chunk_tokens, self.prompt_tokens) // self.block_tokens))
+        last_ms = transfer_ms(last_blocks * block_bytes, gigabytes_per_s=speed) if to_move else 0.0
+        tpot_ms = self.tpot_ms(decoder)
+        parts = CostParts(
+            queue_ms=self.queue_ms(prefiller),
+            pull_ms=pull_ms,
+            compute_ms=compute_ms,
+            transfer_ms=max(last_ms, all_ms - compute_ms),
+            join_ms=self.join_ms(decoder),
+            stream_ms=self.stream_ms(decoder),
+            delay_ms=self.prefill_delay_ms(prefiller, compute_ms) + self.decode_delay_ms(decoder),
+            recompute_ms=self.recompute_ms(decoder, self.all_blocks - held)
+            + self.recompute_ms(prefiller, self.prompt_blocks - cached),
+            hop_ms=REMOTE_MS,
+        )
+        keeps = self._keeps(parts.ttft_ms, tpot_ms)
+        return RouteOption(decoder.worker_id, prefiller.worker_id, parts, tpot_ms, keeps)
+
+    def peers(
+        self, prefiller: WorkerView, leading_blocks: int, decoder: Holder | None = None
+    ) -> list[tuple[WorkerView, int, float]]:
+        """(holder, blocks it holds, ms to pull what `prefiller` lacks), most time saved first."""
+        cached = self.cached(leading_blocks)
+        candidates = [holder for holder in self._holders if self.cached(holder[1]) > cached]
+        if decoder is not None and self.cached(decoder[1]) > cached and decoder not in candidates:
+            candidates.append(decoder)
+        if not candidates:
+            return []
+        compute_ms = self.compute_ms(prefiller, cached)
+        found: list[tuple[float, int, tuple[WorkerView, int, float]]] = []
+        for at, (holder, leading) in enumerate(candidates):
+            if holder.worker_id == prefiller.worker_id:
+                continue
+            blocks = self.cached(leading)
+            num_bytes = (blocks - cached) * self._request.block_bytes
+            pull_ms = transfer_ms(num_bytes, gigabytes_per_s=self._speed(prefiller, holder))
+            saved_ms = compute_ms - self.compute_ms(prefiller, blocks)
+            if pull_ms < saved_ms * PULL_MARGIN:
+                found.append((pull_ms - saved_ms, at, (holder, blocks, pull_ms)))
+        return [peer for _, _, peer in sorted(found)[:PREFIX_PEERS]]
+
+    # -- inside
+
+    def _keeps(self, ttft_ms: float, tpot_ms: float) -> bool:
+        request = self._request
+        return (request.ttft_limit_ms is None or ttft_ms <= request.ttft_limit_ms) and (
+            request.tpot_limit_ms is None or tpot_ms <= request.tpot_limit_ms
+        )
+
+    def _speed(self, reader: WorkerView, holder: WorkerView) -> float:
+        measured = self._links.get((reader.worker_id, holder.worker_id), 0.0)
+        return measured if measured > 0.0 else DEFAULT_LINK_GIGABYTES_PER_S
