@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from antiphon_policy.latency import transfer_ms
 from antiphon_policy.route_records import CostParts, RouteOption, RouteRequest, WorkerRole, WorkerView, Workload
@@ -26,6 +27,29 @@ Holder = tuple[WorkerView, int]
 """(worker, leading blocks of the request's chain that it holds)"""
 
 
+class _Decoding(NamedTuple):
+    """One worker as D, whoever is P."""
+
+    held: int
+    join_ms: float
+    tpot_ms: float
+    stream_ms: float
+    delay_ms: float
+    recompute_ms: float
+
+
+class _Prefilling(NamedTuple):
+    """One worker as P, whoever is D."""
+
+    blocks: int
+    """That need not be computed: its own, or with those that it pulls."""
+    queue_ms: float
+    pull_ms: float
+    compute_ms: float
+    delay_ms: float
+    recompute_ms: float
+
+
 class Prices:
     """Prices for one request. `followers`: requests that will wait for one that is queued now, on prefill workers and
     on those that decode (see `prefill_delay_ms`)."""
@@ -43,6 +67,9 @@ class Prices:
         self._workload = workload
         self._links = links
         self._holders = holders
+        self._holder_ids = {view.worker_id for view, _ in holders}
+        self._decoding_of: dict[str, _Decoding] = {}
+        self._prefilling_of: dict[str, _Prefilling] = {}
         self._followers = {
             WorkerRole.PREFILL: followers,
             WorkerRole.DECODE: followers_on_decoders,
@@ -145,55 +172,91 @@ class Prices:
     # -- options
 
     def local(self, worker: WorkerView, leading_blocks: int) -> RouteOption:
+        decoding = self._decoding(worker, leading_blocks)
         cached = self.cached(leading_blocks)
         peers = self.peers(worker, leading_blocks)
         _, blocks, pull_ms = peers[0] if peers else (worker, cached, 0.0)
         compute_ms = self.compute_ms(worker, blocks)
-        tpot_ms = self.tpot_ms(worker)
         parts = CostParts(
             queue_ms=self.queue_ms(worker),
             pull_ms=pull_ms,
             compute_ms=compute_ms,
             transfer_ms=0.0,
-            join_ms=self.join_ms(worker),
-            stream_ms=self.stream_ms(worker),
-            delay_ms=self.prefill_delay_ms(worker, compute_ms) + self.decode_delay_ms(worker),
-            recompute_ms=self.recompute_ms(worker, self.all_blocks - cached),
+            join_ms=decoding.join_ms,
+            stream_ms=decoding.stream_ms,
+            delay_ms=self.prefill_delay_ms(worker, compute_ms) + decoding.delay_ms,
+            recompute_ms=decoding.recompute_ms,
         )
+        tpot_ms = decoding.tpot_ms
         # The answers that run there wait for the prompt: spread over their tokens.
         worst_tpot_ms = tpot_ms + (compute_ms / self._workload.output_tokens if worker.running else 0.0)
         return RouteOption(worker.worker_id, None, parts, tpot_ms, self._keeps(parts.ttft_ms, worst_tpot_ms))
 
     def remote(self, decoder: WorkerView, held: int, prefiller: WorkerView, leading_blocks: int) -> RouteOption:
         """`held`: leading blocks that the decoder holds."""
-        cached = self.cached(leading_blocks)
-        peers = self.peers(prefiller, leading_blocks, (decoder, held))
-        _, blocks, pull_ms = peers[0] if peers else (prefiller, cached, 0.0)
-        compute_ms = self.compute_ms(prefiller, blocks)
-        held = self.cached(held)
+        decoding = self._decoding(decoder, held)
+        prefilling = self._prefilling(prefiller, leading_blocks)
+        held = decoding.held
+        if held > prefilling.blocks and decoder.worker_id not in self._holder_ids:
+            prefilling = self._prefilling_with(prefiller, leading_blocks, (decoder, held))
         to_move = self.prompt_blocks - held
-        speed = self._speed(decoder, prefiller)
-        block_bytes = self._request.block_bytes
-        all_ms = transfer_ms(to_move * block_bytes, gigabytes_per_s=speed) if to_move else 0.0
-        # Blocks move while the next chunk is computed: what is left at the end is the last chunk's, or more where
-        # the link is slower than the prefill.
-        last_blocks = min(to_move, -(-min(prefiller.chunk_tokens, self.prompt_tokens) // self.block_tokens))
-        last_ms = transfer_ms(last_blocks * block_bytes, gigabytes_per_s=speed) if to_move else 0.0
-        tpot_ms = self.tpot_ms(decoder)
+        transferring_ms = 0.0
+        if to_move:
+            speed = self._speed(decoder, prefiller)
+            block_bytes = self._request.block_bytes
+            all_ms = transfer_ms(to_move * block_bytes, gigabytes_per_s=speed)
+            # Blocks move while the next chunk is computed: what is left at the end is the last chunk's, or more where
+            # the link is slower than the prefill.
+            last_blocks = min(to_move, -(-min(prefiller.chunk_tokens, self.prompt_tokens) // self.block_tokens))
+            last_ms = transfer_ms(last_blocks * block_bytes, gigabytes_per_s=speed)
+            transferring_ms = max(last_ms, all_ms - prefilling.compute_ms)
         parts = CostParts(
-            queue_ms=self.queue_ms(prefiller),
-            pull_ms=pull_ms,
-            compute_ms=compute_ms,
-            transfer_ms=max(last_ms, all_ms - compute_ms),
-            join_ms=self.join_ms(decoder),
-            stream_ms=self.stream_ms(decoder),
-            delay_ms=self.prefill_delay_ms(prefiller, compute_ms) + self.decode_delay_ms(decoder),
-            recompute_ms=self.recompute_ms(decoder, self.all_blocks - held)
-            + self.recompute_ms(prefiller, self.prompt_blocks - cached),
+            queue_ms=prefilling.queue_ms,
+            pull_ms=prefilling.pull_ms,
+            compute_ms=prefilling.compute_ms,
+            transfer_ms=transferring_ms,
+            join_ms=decoding.join_ms,
+            stream_ms=decoding.stream_ms,
+            delay_ms=prefilling.delay_ms + decoding.delay_ms,
+            recompute_ms=prefilling.recompute_ms + decoding.recompute_ms,
             hop_ms=REMOTE_MS,
         )
-        keeps = self._keeps(parts.ttft_ms, tpot_ms)
-        return RouteOption(decoder.worker_id, prefiller.worker_id, parts, tpot_ms, keeps)
+        keeps = self._keeps(parts.ttft_ms, decoding.tpot_ms)
+        return RouteOption(decoder.worker_id, prefiller.worker_id, parts, decoding.tpot_ms, keeps)
+
+    def _decoding(self, worker: WorkerView, held: int) -> _Decoding:
+        known = self._decoding_of.get(worker.worker_id)
+        if known is None:
+            held = self.cached(held)
+            known = self._decoding_of[worker.worker_id] = _Decoding(
+                held,
+                self.join_ms(worker),
+                self.tpot_ms(worker),
+                self.stream_ms(worker),
+                self.decode_delay_ms(worker),
+                self.recompute_ms(worker, self.all_blocks - held),
+            )
+        return known
+
+    def _prefilling(self, worker: WorkerView, leading_blocks: int) -> _Prefilling:
+        known = self._prefilling_of.get(worker.worker_id)
+        if known is None:
+            known = self._prefilling_of[worker.worker_id] = self._prefilling_with(worker, leading_blocks, None)
+        return known
+
+    def _prefilling_with(self, worker: WorkerView, leading_blocks: int, decoder: Holder | None) -> _Prefilling:
+        cached = self.cached(leading_blocks)
+        peers = self.peers(worker, leading_blocks, decoder)
+        _, blocks, pull_ms = peers[0] if peers else (worker, cached, 0.0)
+        compute_ms = self.compute_ms(worker, blocks)
+        return _Prefilling(
+            blocks,
+            self.queue_ms(worker),
+            pull_ms,
+            compute_ms,
+            self.prefill_delay_ms(worker, compute_ms),
+            self.recompute_ms(worker, self.prompt_blocks - cached),
+        )
 
     def peers(
         self, prefiller: WorkerView, leading_blocks: int, decoder: Holder | None = None
