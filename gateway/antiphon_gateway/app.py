@@ -28,6 +28,9 @@ from antiphon_gateway.answers import Renderer, error_event
 from antiphon_gateway.auth import ApiKeys, cache_salt
 from antiphon_gateway.dispatch import Dispatcher, no_worker
 from antiphon_gateway.errors import ApiError
+from antiphon_gateway.explain import Trail
+from antiphon_gateway.explain_span import request_attributes
+from antiphon_gateway.explain_store import ExplainStore
 from antiphon_gateway.fleet import Fleet
 from antiphon_gateway.flight import Flight, StartAgain, Target, Ticket
 from antiphon_gateway.groups import Group
@@ -65,7 +68,9 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.fleet = Fleet(options, gateway_id, self.models)
         self.dispatcher = Dispatcher(self.fleet, options, self.metrics, draw)
+        self.explain = ExplainStore(options.explain_requests, options.explain_max_bytes)
         self.draining = False
+        self._gateway_id = gateway_id
         self._keys = keys
         self._text = TextWorkers()
         self._tracer = tracing.tracer("antiphon.gateway")
@@ -246,6 +251,7 @@ class Gateway:
             buffer_steps=self.options.stream_buffer_steps,
             metrics=self.metrics.of(target.model.name, endpoint),
             failures=call.failures,
+            trail=call.trail,
         )
 
     # -- from a name to workers
@@ -308,7 +314,7 @@ class Gateway:
             if outcome.status == 0:
                 outcome.status = 200
         except ApiError as error:
-            outcome.status = error.status
+            outcome.status, outcome.error = error.status, error.message
             span.set_status(Status(StatusCode.ERROR, error.message))
             raise
         except ClientGone:
@@ -316,10 +322,12 @@ class Gateway:
             span.add_event("client gone")
             raise
         except Exception as error:
-            outcome.status = 500
+            outcome.status, outcome.error = 500, "a fault of this gateway; its log has it"
             span.record_exception(error)
             raise
         finally:
+            if outcome.trail is not None:
+                outcome.trail.end(outcome.status, outcome.error)
             if outcome.status:
                 self.metrics.answered(outcome.model, endpoint, outcome.status)
             span.set_attribute("http.response.status_code", outcome.status)
@@ -340,8 +348,10 @@ class Gateway:
             span.set_attributes(
                 {"antiphon.request_id": ticket.request_id, "antiphon.client_request_id": request.request_id}
             )
+        outcome.trail = Trail(ticket, request.request_id, request.path, self._gateway_id)
+        request.late_headers = outcome.trail.headers
         async with Presence(request) as presence:
-            call = Call(raw, ticket, presence)
+            call = Call(raw, ticket, presence, outcome.trail)
             while True:
                 call.starts += 1
                 try:
@@ -358,6 +368,8 @@ class Gateway:
         started = await start(call)
         flight, span = started.flight, call.ticket.span
         outcome.model = flight.model.name
+        call.trail.queued(flight.target.name)
+        self.explain.keep(call.trail)
         call.presence.follow(flight)
         self._flights[flight] = request
         try:
@@ -369,7 +381,7 @@ class Gateway:
                 failure = await send_stream(request, flight, started.renderer)
                 if failure is not None:
                     log.warning("request %s (%s): %s", request.request_id, call.ticket.request_id, failure.message)
-                    outcome.status = failure.status
+                    outcome.status, outcome.error = failure.status, failure.message
                     span.set_status(Status(StatusCode.ERROR, failure.message))
             else:
                 await send_whole(request, flight, started.renderer)
@@ -400,6 +412,7 @@ class Call:
     raw: bytes
     ticket: Ticket
     presence: Presence
+    trail: Trail
     starts: int = 0
     failures: int = 0
     """How often workers have failed on it."""
@@ -414,6 +427,8 @@ class _Outcome:
 
     model: str = ""
     status: int = 0
+    error: str = ""
+    trail: Trail | None = None
 
 
 def _complete(flight: Flight) -> None:
@@ -436,3 +451,6 @@ def _account(flight: Flight, span: Span) -> None:
                 "antiphon.choices": len(flight.choices),
             }
         )
+        record = flight.trail.current()
+        if record is not None:
+            span.set_attributes(request_attributes(record))

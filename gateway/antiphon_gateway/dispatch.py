@@ -36,6 +36,8 @@ from antiphon_policy.routing import (
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
+from antiphon_gateway.explain import Outcome, OutcomeState, RouteInputs
+from antiphon_gateway.explain_span import submission_attributes
 from antiphon_gateway.fleet import Fleet, can_decode
 from antiphon_gateway.flight import Choice, Flight, StartAgain
 from antiphon_gateway.groups import Group
@@ -59,11 +61,12 @@ _LINKS_FOR_S = 1.0
 class Attempt:
     """One choice on one worker: the `Submission` that the worker's stream calls."""
 
-    __slots__ = ("_dispatcher", "answered", "choice", "heard_at", "load", "pledges", "ref")
+    __slots__ = ("_dispatcher", "answered", "choice", "heard_at", "load", "outcome", "pledges", "ref")
 
-    def __init__(self, dispatcher: Dispatcher, choice: Choice, load: WorkerLoad) -> None:
+    def __init__(self, dispatcher: Dispatcher, choice: Choice, load: WorkerLoad, outcome: Outcome) -> None:
         self.choice = choice
         self.load = load
+        self.outcome = outcome
         self.pledges: tuple[tuple[WorkerLoad, Pledge], ...] = ()
         self.ref = 0
         self.answered = False
@@ -148,7 +151,7 @@ class Dispatcher:
             attempt = choice.attempt
             if attempt is not None:
                 left = True
-                self._close(attempt)
+                self._close(attempt, OutcomeState.WITHDRAWN)
                 attempt.load.client.cancel(attempt.ref)
         if left:
             for group in {choice.group for choice in flight.choices}:
@@ -161,7 +164,7 @@ class Dispatcher:
         for choice in flight.choices:
             attempt = choice.attempt
             if attempt is not None and now - attempt.heard_at > limit_s:
-                self._close(attempt)
+                self._close(attempt, OutcomeState.STALLED)
                 attempt.load.client.cancel(attempt.ref)
                 choice.fail(errors.stalled(limit_s))
 
@@ -201,6 +204,7 @@ class Dispatcher:
 
     def accepted(self, attempt: Attempt) -> None:
         now = attempt.heard_at = time.monotonic()
+        attempt.outcome.accepted(now)
         self._answered(attempt)
         attempt.choice.flight.ticket.span.add_event("accepted", {"choice": attempt.choice.index})
         for _, pledge in attempt.pledges:
@@ -211,7 +215,7 @@ class Dispatcher:
         client = attempt.load.client
         name = pb.RefusalReason.Name(reason) if reason in pb.RefusalReason.values() else "REFUSAL_UNSPECIFIED"
         self._metrics.refused(name)
-        self._close(attempt)
+        self._close(attempt, OutcomeState.REFUSED, f"{name}: {message}")
         if reason == pb.REFUSAL_INVALID:
             choice.fail(errors.invalid(f"The worker refused the request: {message}"))
             return
@@ -235,6 +239,8 @@ class Dispatcher:
             self._measure(choice, now, previous)
             if attempt.pledges:
                 self._release(attempt)
+            if not attempt.outcome.first_token_at:
+                attempt.outcome.began(step, now)
         if not attempt.answered:
             self._answered(attempt)
         kept = choice.put(step)
@@ -242,7 +248,8 @@ class Dispatcher:
             self._metrics.slow_client()
             attempt.load.client.cancel(attempt.ref)
         if not kept or step.finish:
-            self._close(attempt)
+            self._close(attempt, OutcomeState.FINISHED if kept else OutcomeState.WITHDRAWN)
+            attempt.outcome.finished(step)
             attempt.load.full_since = None
             self._pump(choice.group)
 
@@ -259,7 +266,7 @@ class Dispatcher:
         """The worker failed on the request, or was lost with it."""
         choice = attempt.choice
         attachment = attempt.load.client.attachment
-        self._close(attempt)
+        self._close(attempt, OutcomeState.FAILED, why)
         choice.failures += 1
         choice.why_failed = why
         if attachment is not None:
@@ -353,12 +360,13 @@ class Dispatcher:
             block_bytes=model.block_bytes,
             max_tokens=choice.sampling.max_tokens - len(choice.output),
         )
+        inputs = RouteInputs(snapshot, request, self._draw())
         try:
-            decision = route(snapshot, request, self._draw())
+            decision = route(snapshot, request, inputs.tie_break)
         except NoWorker as error:
             log.debug("request %s has to wait: %s", choice.flight.ticket.request_id, error)
             return False
-        self._submit(choice, decision, leading)
+        self._submit(choice, decision, leading, inputs)
         return True
 
     def _move(self, choice: Choice) -> bool:
@@ -413,25 +421,29 @@ class Dispatcher:
         now = time.monotonic()
         if now - self._links_at > _LINKS_FOR_S:
             self._links_at = now
-            self._links = {
+            links = {
                 (worker_id, link.peer_worker_id): link.gigabytes_per_s
                 for worker_id, client in self._fleet.workers().items()
                 for link in client.queue.links
                 if link.up
             }
+            # One table for as long as nothing changes: what explains old decisions refers to it.
+            if links != self._links:
+                self._links = links
         return self._links
 
     # -- attempts
 
-    def _submit(self, choice: Choice, decision: RouteDecision, leading: Mapping[str, int]) -> None:
+    def _submit(self, choice: Choice, decision: RouteDecision, leading: Mapping[str, int], inputs: RouteInputs) -> None:
         client = self._fleet.worker(decision.decode)
         if client is None:
             raise AssertionError(f"the route leads to {decision.decode}, which was not in the snapshot")
         load = self._loads[client]
-        attempt = Attempt(self, choice, load)
+        choice.submits += 1
+        record = choice.flight.trail.submitted(choice, inputs, decision)
+        attempt = Attempt(self, choice, load, record.outcome)
         choice.attempt = attempt
         choice.continued = bool(choice.output)
-        choice.submits += 1
         load.unanswered += 1
         attempt.pledges = self._pledge(choice, decision, leading)
         ticket = choice.flight.ticket
@@ -452,17 +464,7 @@ class Dispatcher:
         )
         attempt.ref = client.submit(submit, attempt)
         if ticket.span.is_recording():
-            ticket.span.add_event(
-                "submitted",
-                {
-                    "choice": choice.index,
-                    "revision": choice.group.revision,
-                    "decode": decision.decode,
-                    "prefill": decision.prefill or "",
-                    "reason": decision.reason.value,
-                    "predicted_ttft_ms": decision.predicted_ttft_ms,
-                },
-            )
+            ticket.span.add_event("submitted", submission_attributes(record))
         log.debug("request %s: %s", submit.request_id, decision.explanation)
 
     def _pledge(
@@ -500,8 +502,10 @@ class Dispatcher:
         self._metrics.queued(choice.flight.model.name, time.monotonic() - choice.flight.queued_at)
         self._pump(choice.group)
 
-    def _close(self, attempt: Attempt) -> None:
+    def _close(self, attempt: Attempt, state: OutcomeState, why: str = "") -> None:
         """The attempt is over: it holds nothing here any more."""
+        outcome = attempt.outcome
+        outcome.end(state, time.monotonic(), why, len(attempt.choice.output), attempt.heard_at)
         self._release(attempt)
         if not attempt.answered:
             attempt.answered = True

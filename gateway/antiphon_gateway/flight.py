@@ -15,6 +15,7 @@ from antiphon_proto import worker_pb2 as pb
 from opentelemetry.trace import Span
 
 from antiphon_gateway.errors import ApiError, client_too_slow
+from antiphon_gateway.explain import Trail
 from antiphon_gateway.groups import Group
 from antiphon_gateway.http import ClientGone
 from antiphon_gateway.metrics import RequestMetrics
@@ -169,13 +170,15 @@ class Flight:
         buffer_steps: int,
         metrics: RequestMetrics,
         failures: int = 0,
+        trail: Trail | None = None,
     ) -> None:
-        """`failures`: of earlier starts of the request."""
+        """`failures`: of earlier starts of the request. `trail`: where it is told what becomes of it."""
         self.ticket = ticket
         self.target = target
         self.model = target.model
         self.prompts = prompts
         self.metrics = metrics
+        self.trail = trail or Trail(ticket)
         self.choices = [
             Choice(
                 self,

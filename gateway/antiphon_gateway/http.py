@@ -33,7 +33,7 @@ class ClientGone(Exception):
 class Request:
     """One HTTP request: its head, and its body on demand."""
 
-    __slots__ = ("_receive", "headers", "method", "path", "request_id", "scope", "send", "started")
+    __slots__ = ("_receive", "headers", "late_headers", "method", "path", "request_id", "scope", "send", "started")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self.scope = scope
@@ -42,6 +42,8 @@ class Request:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = request_id
+        self.late_headers: Callable[[], tuple[Header, ...]] = tuple
+        """Further ones for the answer, as they are when its head is sent."""
         self.started = False
         """Whether the head of the answer is out."""
         self._receive = receive
@@ -87,7 +89,7 @@ class Request:
             pass
 
     async def start(self, status: int, headers: tuple[Header, ...]) -> None:
-        head = [*headers, (b"x-request-id", self.request_id.encode())]
+        head = [*headers, *self.late_headers(), (b"x-request-id", self.request_id.encode())]
         self.started = True
         await self.send({"type": "http.response.start", "status": status, "headers": head})
 

@@ -30,6 +30,8 @@ class GatewayOptions:
     stall_timeout_s: float = option(300.0, "a request that no token came for in so long is cancelled")
     client_timeout_s: float = option(60.0, "a client that takes no data for so long is disconnected")
     stream_buffer_steps: int = option(2048, "steps kept for a client that reads slowly; more cancel its request")
+    explain_requests: int = option(2000, "of so many last requests it is kept why they went where they went")
+    explain_max_bytes: int = option(64 * 1024 * 1024, "memory for that, about; what is oldest is forgotten first")
     drain_timeout_s: float = option(30.0, "after SIGTERM, how long running requests may take to end")
     ready_file: str = option("", "write {address, pid} here, as JSON, when listening")
     log_level: str = option("info", "what to log", choices=("debug", "info", "warning", "error"))
