@@ -360,12 +360,13 @@ class Dispatcher:
             block_bytes=model.block_bytes,
             max_tokens=choice.sampling.max_tokens - len(choice.output),
         )
-        inputs = RouteInputs(snapshot, request, self._draw())
+        draw = self._draw()
         try:
-            decision = route(snapshot, request, inputs.tie_break)
+            decision = route(snapshot, request, draw)
         except NoWorker as error:
             log.debug("request %s has to wait: %s", choice.flight.ticket.request_id, error)
             return False
+        inputs = RouteInputs(request, draw, snapshot.workers, leading, snapshot.link_gigabytes_per_s, snapshot.workload)
         self._submit(choice, decision, leading, inputs)
         return True
 

@@ -10,7 +10,6 @@ made when somebody asks (`explain_document`). Nothing of prompts and answers is 
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
 import time
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
-from antiphon_policy.routing import RouteDecision, RouteRequest, RoutingSnapshot
+from antiphon_policy.routing import RouteDecision, RouteRequest, WorkerView, Workload
 from antiphon_proto import worker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -32,11 +31,12 @@ CHOICES_KEPT = 16
 """Of one request, with attempts."""
 
 WORKERS_KEPT = 64
-"""Of a larger snapshot, only the workers that the decision names are kept."""
+"""Of more, only those that the decision names are kept."""
 
 TRAIL_BYTES = 1200
 RECORD_BYTES = 2600
 WORKER_BYTES = 450
+LEADING_BYTES = 120
 LINK_BYTES = 150
 """What these take in memory, about."""
 
@@ -64,11 +64,46 @@ class OutcomeState(enum.Enum):
 
 
 class RouteInputs(msgspec.Struct, frozen=True, gc=False):
-    """All that a decision follows from: `route(snapshot, request, tie_break)` gives it again."""
+    """All that a decision follows from (`explain_replay` makes it again)."""
 
-    snapshot: RoutingSnapshot
     request: RouteRequest
     tie_break: float
+    workers: tuple[WorkerView, ...]
+    """In the order in which they were asked about."""
+    leading: Mapping[str, int]
+    """Worker id -> leading blocks of the request's chain that it held, as far as the gateway knew."""
+    links: Links
+    workload: Workload
+    excluded: tuple[str, ...] = ()
+    """Of the workers, those that had to have no part in it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """About, without the links: many records share their table."""
+        return RECORD_BYTES + WORKER_BYTES * len(self.workers) + LEADING_BYTES * len(self.leading)
+
+    def cut_down(self, decision: RouteDecision) -> RouteInputs:
+        """Only the workers that the decision names, in their order, and the links between them."""
+        named = {decision.decode, *decision.prefill_fallbacks}
+        if decision.prefill is not None:
+            named.add(decision.prefill)
+        named.update(holder for holder, _ in decision.prefix_peers)
+        for option in decision.alternatives:
+            named.update((option.decode, option.prefill or option.decode))
+        return RouteInputs(
+            self.request,
+            self.tie_break,
+            tuple([worker for worker in self.workers if worker.worker_id in named]),
+            {worker_id: self.leading[worker_id] for worker_id in named if worker_id in self.leading},
+            {
+                (reader, holder): self.links[reader, holder]
+                for reader in named
+                for holder in named
+                if (reader, holder) in self.links
+            },
+            self.workload,
+            tuple(name for name in self.excluded if name in named),
+        )
 
 
 class Outcome(msgspec.Struct):
@@ -135,7 +170,7 @@ class RouteRecord(msgspec.Struct, frozen=True, gc=False):
     """That earlier attempts had brought."""
     inputs: RouteInputs
     workers: int
-    """In the snapshot, before it was cut down."""
+    """There were so many, before the inputs were cut down."""
     decision: RouteDecision
     outcome: Outcome
 
@@ -210,9 +245,9 @@ class Trail:
         """A choice was given to a worker; the record, whose outcome is to be filled in."""
         attempts = self.choices.get(choice.index)
         now = time.monotonic()
-        workers = len(inputs.snapshot.workers)
+        workers = len(inputs.workers)
         if workers > WORKERS_KEPT:
-            inputs = _cut_down(inputs, decision)
+            inputs = inputs.cut_down(decision)
         since = attempts[-1].outcome.ended_at if attempts else self.queued_at or self.arrived_at
         record = RouteRecord(
             choice.index,
@@ -231,17 +266,17 @@ class Trail:
                 self.choices_left_out.add(choice.index)
                 return record
             attempts = self.choices[choice.index] = []
-        grown = RECORD_BYTES + WORKER_BYTES * len(inputs.snapshot.workers)
+        grown = inputs.size_bytes
         dropped: Links | None = None
         if len(attempts) >= ATTEMPTS_KEPT:
-            old = attempts.pop(1).inputs.snapshot
+            old = attempts.pop(1).inputs
             self._left_out[choice.index] = self._left_out.get(choice.index, 0) + 1
-            grown -= RECORD_BYTES + WORKER_BYTES * len(old.workers)
-            dropped = old.link_gigabytes_per_s
+            grown -= old.size_bytes
+            dropped = old.links
         attempts.append(record)
         self.size_bytes += grown
         if self.store is not None:
-            self.store.grew(grown, links=inputs.snapshot.link_gigabytes_per_s, dropped=dropped)
+            self.store.grew(grown, links=inputs.links, dropped=dropped)
         return record
 
     def attempts_left_out(self, choice: int) -> int:
@@ -268,23 +303,3 @@ class Trail:
 def word(text: str) -> str:
     """`text` as a value in the header: at most 64 characters of letters, digits and `._:/-`."""
     return _NOT_A_WORD.sub("_", text[:64])
-
-
-def _cut_down(inputs: RouteInputs, decision: RouteDecision) -> RouteInputs:
-    """Only the workers that the decision names, in their order, and the links between them."""
-    named = {decision.decode, decision.prefill, *decision.prefill_fallbacks}
-    named.update(holder for holder, _ in decision.prefix_peers)
-    for option in decision.alternatives:
-        named.add(option.decode)
-        named.add(option.prefill)
-    snapshot = inputs.snapshot
-    kept = tuple([worker for worker in snapshot.workers if worker.worker_id in named])
-    links = snapshot.link_gigabytes_per_s
-    between = {
-        (reader.worker_id, holder.worker_id): links[reader.worker_id, holder.worker_id]
-        for reader in kept
-        for holder in kept
-        if (reader.worker_id, holder.worker_id) in links
-    }
-    cut = dataclasses.replace(snapshot, workers=kept, link_gigabytes_per_s=between)
-    return RouteInputs(cut, inputs.request, inputs.tie_break)

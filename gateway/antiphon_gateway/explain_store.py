@@ -72,7 +72,7 @@ class ExplainStore:
                 del self._by_client[trail.tenant, trail.client_request_id]
             for attempts in trail.choices.values():
                 for record in attempts:
-                    self._release(record.inputs.snapshot.link_gigabytes_per_s)
+                    self._release(record.inputs.links)
 
     def _release(self, links: Links) -> None:
         if not links:
