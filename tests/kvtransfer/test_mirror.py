@@ -57,10 +57,22 @@ def test_leading_blocks_as_naive(lengths: list[int], chain_length: int) -> None:
         load(mirror, f"w{worker}", [*(block(index) for index in range(length)), block("other")])
     expected = {f"w{worker}": min(length, chain_length) for worker, length in enumerate(lengths)}
     assert mirror.leading_blocks(MODEL, chain) == {worker: count for worker, count in expected.items() if count}
+    assert_groups_say_the_same(mirror, chain)
+
+
+def assert_groups_say_the_same(mirror: BlockMirror, chain: list[BlockHash]) -> None:
+    groups = mirror.leading_groups(MODEL, chain)
+    flat = [(worker, length) for length, workers in groups for worker in workers]
+    assert len({length for length, _ in groups}) == len(groups)
+    assert dict(flat) == mirror.leading_blocks(MODEL, chain)
+    assert len(dict(flat)) == len(flat)
 
 
 class Tree(RuleBasedStateMachine):
-    """Workers store and evict (leaf first) blocks of a tree of chains, restart and leave; the mirror follows."""
+    """Workers store and evict (leaf first) blocks of a tree of chains, are reloaded, restart and leave.
+
+    The model is one plain set a worker; the mirror follows, whatever was said twice.
+    """
 
     WORKERS = 5
 
@@ -69,21 +81,28 @@ class Tree(RuleBasedStateMachine):
         self.mirror = BlockMirror()
         self.held: dict[str, set[tuple[int, ...]]] = {}
         self.at: dict[str, tuple[str, int]] = {}
+        self.gone: list[BlockHash] = []
+        self.mirror.on_last_removed = lambda _, hashes: self.gone.extend(hashes)
 
     @staticmethod
     def _hash(path: tuple[int, ...]) -> BlockHash:
-        return block(path)
+        return block("".join(map(str, path)))
+
+    def _anywhere(self) -> set[tuple[int, ...]]:
+        return set().union(*self.held.values())
 
     @rule(
         worker=st.integers(0, WORKERS - 1),
         path=st.lists(st.integers(0, 1), min_size=1, max_size=6),
         drop=st.integers(0, 3),
+        twice=st.booleans(),
     )
-    def change(self, worker: int, path: list[int], drop: int) -> None:
+    def change(self, worker: int, path: list[int], drop: int, twice: bool) -> None:
         name = f"w{worker}"
         if name not in self.held:
             return
         held, (incarnation, sequence) = self.held[name], self.at[name]
+        before = self._anywhere()
         removed = []
         for _ in range(drop):
             leaves = [p for p in held if not any(o[:-1] == p for o in held)]
@@ -91,19 +110,29 @@ class Tree(RuleBasedStateMachine):
                 removed.append(max(leaves))
                 held.discard(max(leaves))
         chain = [tuple(path[: end + 1]) for end in range(len(path))]
-        stored = [p for p in chain if p not in held]
+        # Said twice: blocks that it holds already are stored, and others that it never held are removed, two times.
+        stored = [*chain, *chain] if twice else [p for p in chain if p not in held]
         removed = [p for p in removed if p not in chain]
+        missing = [(9, worker), *removed] if twice else []
+        gone = before - self._anywhere() - set(chain)
         held.update(chain)
-        hashes = [self._hash(p) for p in stored], [self._hash(p) for p in removed]
+        hashes = [self._hash(p) for p in stored], [self._hash(p) for p in [*removed, *missing]]
+        self.gone.clear()
         assert apply(self.mirror, name, sequence, sequence + 1, *hashes, incarnation) is Applied.APPLIED
+        assert sorted(self.gone) == sorted(map(self._hash, gone))
         assert apply(self.mirror, name, sequence, sequence + 1, *hashes, incarnation) is Applied.STALE
         self.at[name] = (incarnation, sequence + 1)
 
-    @rule(worker=st.integers(0, WORKERS - 1), incarnation=st.integers(0, 1000))
-    def restart(self, worker: int, incarnation: int) -> None:
+    @rule(
+        worker=st.integers(0, WORKERS - 1),
+        incarnation=st.integers(0, 1000),
+        paths=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), max_size=4),
+    )
+    def restart(self, worker: int, incarnation: int, paths: list[list[int]]) -> None:
         name = f"w{worker}"
-        self.held[name], self.at[name] = set(), (str(incarnation), 0)
-        load(self.mirror, name, [], 0, str(incarnation))
+        held = {tuple(path[: end + 1]) for path in paths for end in range(len(path))}
+        self.held[name], self.at[name] = held, (str(incarnation), 0)
+        load(self.mirror, name, [self._hash(path) for path in held], 0, str(incarnation))
 
     @rule(worker=st.integers(0, WORKERS - 1))
     def leave(self, worker: int) -> None:
@@ -121,6 +150,7 @@ class Tree(RuleBasedStateMachine):
             chain = [self._hash(path[: end + 1]) for end in range(6)]
             expected = {name: naive_leading(chain, {self._hash(p) for p in held}) for name, held in self.held.items()}
             assert self.mirror.leading_blocks(MODEL, chain) == {name: n for name, n in expected.items() if n}
+            assert_groups_say_the_same(self.mirror, chain)
 
 
 TestTree = Tree.TestCase
@@ -203,3 +233,48 @@ def test_few_look_ups_for_a_thousand_workers(shared: int) -> None:
     found = mirror.leading_blocks(MODEL, chain)
     assert found == ({f"w{worker}": shared for worker in range(50)} if shared else {})
     assert counting.looked_up <= 25
+
+
+def test_what_a_prefix_costs_to_ask_for_does_not_grow_with_its_holders() -> None:
+    """One group for a thousand workers, made once: until one of them leaves."""
+    mirror = BlockMirror()
+    chain = [block(index) for index in range(64)]
+    for worker in range(1000):
+        load(mirror, f"w{worker}", chain[: 64 if worker % 2 else 32])
+    first, again = (sorted(mirror.leading_groups(MODEL, chain)) for _ in range(2))
+    assert [(length, len(workers)) for length, workers in first] == [(32, 500), (64, 500)]
+    assert all(one[1] is other[1] for one, other in zip(first, again, strict=True))
+    mirror.forget(MODEL, "w1")
+    load(mirror, "new", chain[:3])  # In the slot that is free now.
+    assert dict(mirror.leading_groups(MODEL, chain))[3] == ("new",)
+    assert "w1" not in dict(mirror.leading_groups(MODEL, chain))[64]
+
+
+def test_blocks_with_the_same_holders_share_one_mask() -> None:
+    """A mask over a thousand workers has 160 bytes: one for each block would be most of the index."""
+    mirror = BlockMirror()
+    blocks = [block(index) for index in range(60)]
+    orders = random.Random(5)
+    for worker in range(100):
+        load(mirror, f"w{worker}", [])
+    for worker in orders.sample(range(100), 100):
+        for step, start in enumerate(range(0, 60, 20)):
+            apply(mirror, f"w{worker}", step, step + 1, blocks[start : start + 20])
+    masks = mirror._models[MODEL].holders.values()
+    assert len({id(mask) for mask in masks}) == 1
+
+
+def test_a_long_life_costs_no_memory() -> None:
+    """The log by which a worker's blocks are found again stays near what it holds, whatever came and went."""
+    mirror = BlockMirror()
+    load(mirror, "w", [])
+    for step in range(500):
+        stored = [block(index) for index in range(step * 100, step * 100 + 100)]
+        removed = [block(index) for index in range(step * 100 - 100, step * 100)]
+        assert apply(mirror, "w", step, step + 1, stored, removed) is Applied.APPLIED
+    held = {block(index) for index in range(499 * 100, 500 * 100)}
+    assert mirror.contents(MODEL, "w") == held
+    assert len(mirror._models[MODEL].workers["w"].holding.log) <= 16 * (2 * len(held) + 1024)
+    mirror.forget(MODEL, "w")
+    assert mirror.blocks == 0
+    assert not mirror._models[MODEL].holders
