@@ -42,11 +42,25 @@ class Withdrawn:
     incarnation: str
 
 
+class EventError(Exception):
+    """An entry of the stream that is no event."""
+
+
 ClusterEvent = BlocksDelta | BlocksReplaced | RecordChanged | Withdrawn
 
 
 def decode_event(fields: Mapping[bytes, bytes]) -> ClusterEvent | None:
-    """None for kinds that this version does not know (a newer writer); what they brought shows in the next look."""
+    """None for kinds that this version does not know (a newer writer); what they brought shows in the next look.
+
+    Raises EventError.
+    """
+    try:
+        return _decode(fields)
+    except (KeyError, ValueError) as error:
+        raise EventError(f"{type(error).__name__}: {error}") from error
+
+
+def _decode(fields: Mapping[bytes, bytes]) -> ClusterEvent | None:
     worker_id = fields[b"worker"].decode()
     match fields[b"kind"]:
         case b"delta":
@@ -72,6 +86,9 @@ def pack_hashes(hashes: Iterable[BlockHash]) -> bytes:
 
 
 def unpack_hashes(packed: bytes) -> list[BlockHash]:
+    """Raises ValueError unless these are whole hashes."""
+    if len(packed) % HASH_BYTES:
+        raise ValueError(f"{len(packed)} bytes are no whole number of hashes of {HASH_BYTES} bytes")
     return [BlockHash(packed[at : at + HASH_BYTES]) for at in range(0, len(packed), HASH_BYTES)]
 
 

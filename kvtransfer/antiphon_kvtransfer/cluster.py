@@ -28,6 +28,7 @@ from antiphon_kvtransfer._events import (
     BlocksDelta,
     BlocksReplaced,
     ClusterEvent,
+    EventError,
     RecordChanged,
     Withdrawn,
     decode_event,
@@ -66,6 +67,9 @@ class MirrorCounters:
     catch_ups: int = 0
     """Workers found behind or off Redis by comparison."""
     events: int = 0
+    unreadable: int = 0
+    """Entries of the stream that are no events; skipped."""
+    looks: int = 0
     outages: int = 0
     """Sessions with Redis that ended in an error."""
 
@@ -255,6 +259,7 @@ class _ModelReader:
             started = loop.time()
             self._look_now = False
             await self._look(redis)
+            self._counters.looks += 1
             self.healthy = True
             self._outage.over()
             backoff.succeeded()
@@ -373,7 +378,14 @@ class _ModelReader:
         )
         for entry_id, fields in entries:
             self._cursor = entry_id
-            event = decode_event(fields)
+            try:
+                event = decode_event(fields)
+            except EventError as error:
+                # Whatever it was meant to say shows as a gap, or in the next look.
+                if not self._counters.unreadable:
+                    _log.error("unreadable events are skipped; the first model=%s: %s", self._model, error)
+                self._counters.unreadable += 1
+                continue
             if event is not None:
                 self._counters.events += 1
                 self._apply(event)
