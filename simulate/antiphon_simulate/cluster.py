@@ -28,6 +28,7 @@ from antiphon_simulate.records import (
     Placement,
     Policy,
     RunResult,
+    Schedule,
     Sla,
     Timing,
     TraceRequest,
@@ -61,7 +62,7 @@ def simulate(
     requests: Sequence[TraceRequest],
     shape: ClusterShape,
     timing: Timing,
-    policy: Policy,
+    policy: Policy | Schedule,
     sla: Sla,
     *,
     seed: int,
@@ -78,6 +79,10 @@ def simulate(
     requests that have not arrived by then have no outcome. `progress(ended, requests)`: called now and then.
     Raises WorkloadError, PlacementError, StalledError.
     """
+    if isinstance(policy, Schedule):
+        return policy.run(
+            requests, shape, timing, sla, window_ms=window_ms, until_ms=until_ms, block_tokens=block_tokens
+        )
     cluster = Cluster(
         requests,
         shape,
@@ -120,12 +125,12 @@ class Cluster:
         self._window_ms = window_ms
         self._progress = progress
         self._events = Events()
-        roles = _roles(shape)
+        roles = roles_of(shape)
         self._index = Index(self._events, delays.index_ms, block_tokens, len(roles) * shape.pool_blocks)
         self._workers: dict[str, Worker] = {}
         self._books: dict[str, WorkerBook] = {}
         for worker_id, role in roles.items():
-            step = _slower(timing.step, shape.slow.get(worker_id, 1.0))
+            step = slower(timing.step, shape.slow.get(worker_id, 1.0))
             self._workers[worker_id] = Worker(
                 worker_id,
                 step,
@@ -146,7 +151,7 @@ class Cluster:
         self._unreported: defaultdict[str, list[Job]] = defaultdict(list)
         """Of each decode worker, jobs that have ended since its last report."""
         self._busy_ms: dict[str, defaultdict[int, float]] = {worker_id: defaultdict(float) for worker_id in roles}
-        self._followers = _followers(requests)
+        self._followers = followers_of(requests)
         _check_sizes(requests, shape, block_tokens)
 
     def run(self, until_ms: float | None = None) -> RunResult:
@@ -154,14 +159,17 @@ class Cluster:
         for request in self._requests:
             if request.after is None:
                 self._events.at(request.arrival_ms, self._arrive, request)
-        self._events.run(until_ms)
-        if self._waiting and until_ms is None:
-            raise StalledError(
-                f"policy {self._policy.name} keeps {len(self._waiting)} requests back though nothing runs any more: "
-                "with idle workers, dispatch must place something"
-            )
-        for worker in self._workers.values():
-            worker.cut(self._events.now_ms)
+        if self._events.run(until_ms):
+            if self._waiting:
+                raise StalledError(
+                    f"policy {self._policy.name} keeps {len(self._waiting)} requests back though nothing runs any more: "
+                    "with idle workers, dispatch must place something"
+                )
+            for worker in self._workers.values():
+                worker.check_idle()
+        else:
+            for worker in self._workers.values():
+                worker.cut(self._events.now_ms)
         return self._result()
 
     def check_integrity(self) -> None:
@@ -169,7 +177,6 @@ class Cluster:
         Raises AssertionError."""
         chains = [request.blocks[: request.prompt_tokens // self.block_tokens] for request in self._requests]
         for worker_id, worker in self._workers.items():
-            worker.check_idle()
             worker.pool.check_idle(chains)
             held = {self._index.hash_of(block) for chain in chains for block in chain if block in worker.pool}
             assert held == self._index.contents(worker_id), f"the mirror does not know what {worker_id} holds"
@@ -295,7 +302,7 @@ class Cluster:
         )
 
 
-def _roles(shape: ClusterShape) -> dict[str, WorkerRole]:
+def roles_of(shape: ClusterShape) -> dict[str, WorkerRole]:
     if shape.prefill < 1 or shape.decode < 0:
         raise WorkloadError("a cluster needs one prefill worker at least (`decode` 0: they decode too)")
     if not shape.decode:
@@ -308,7 +315,7 @@ def _roles(shape: ClusterShape) -> dict[str, WorkerRole]:
     return roles
 
 
-def _slower(step: StepModel, times: float) -> StepModel:
+def slower(step: StepModel, times: float) -> StepModel:
     return replace(
         step,
         base_ms=step.base_ms * times,
@@ -319,7 +326,7 @@ def _slower(step: StepModel, times: float) -> StepModel:
     )
 
 
-def _followers(requests: Sequence[TraceRequest]) -> dict[int, list[TraceRequest]]:
+def followers_of(requests: Sequence[TraceRequest]) -> dict[int, list[TraceRequest]]:
     """Which requests each request's end sets off."""
     known = {request.index for request in requests}
     if len(known) < len(requests):

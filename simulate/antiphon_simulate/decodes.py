@@ -15,19 +15,28 @@ from __future__ import annotations
 
 import heapq
 import math
+from typing import Generic, Protocol, TypeVar
 
 from antiphon_policy.latency import StepModel
 
-from antiphon_simulate.job import Job
+
+class Decoding(Protocol):
+    """What a sequence is here."""
+
+    prompt_tokens: int
+    output_tokens: int
 
 
-class DecodeBatch:
+Decodes = TypeVar("Decodes", bound=Decoding)
+
+
+class DecodeBatch(Generic[Decodes]):
     """Knows no time: whoever owns it says how many steps went by."""
 
     def __init__(self, step: StepModel) -> None:
         self._step = step
         self._steps = 0
-        self._ends: list[tuple[int, int, Job]] = []
+        self._ends: list[tuple[int, int, Decodes]] = []
         """(after which step, order of joining, job)."""
         self._joined = 0
         self.context_tokens = 0
@@ -36,7 +45,7 @@ class DecodeBatch:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def join(self, job: Job) -> None:
+    def join(self, job: Decodes) -> None:
         """A job whose first token is there and at least one is to come."""
         self._joined += 1
         heapq.heappush(self._ends, (self._steps + job.output_tokens - 1, self._joined, job))
@@ -46,11 +55,11 @@ class DecodeBatch:
         """Steps until the first sequence is complete; the batch must not be empty."""
         return self._ends[0][0] - self._steps
 
-    def advance(self, steps: int) -> list[Job]:
+    def advance(self, steps: int) -> list[Decodes]:
         """So many steps were computed, at most `steps_to_next_end`. The jobs that are complete, and gone from here."""
         self._steps += steps
         self.context_tokens += steps * len(self._ends)
-        ended: list[Job] = []
+        ended: list[Decodes] = []
         while self._ends and self._ends[0][0] == self._steps:
             job = heapq.heappop(self._ends)[2]
             self.context_tokens -= job.prompt_tokens + job.output_tokens

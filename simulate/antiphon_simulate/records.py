@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import WorkerRole
@@ -149,6 +149,26 @@ class Policy(Protocol):
 
     def ended(self, request: TraceRequest, placement: Placement, now_ms: float) -> None:
         """A request that it placed has been answered to the end."""
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """No policy but a whole schedule of its own, to compare policies with: `simulate` lets it run by itself."""
+
+    name: str
+
+    def run(
+        self,
+        requests: Sequence[TraceRequest],
+        shape: ClusterShape,
+        timing: Timing,
+        sla: Sla,
+        *,
+        window_ms: float,
+        until_ms: float | None,
+        block_tokens: int,
+    ) -> RunResult:
+        """As `simulate` says."""
 
 
 class Ending(enum.Enum):

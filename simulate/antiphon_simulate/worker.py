@@ -74,7 +74,7 @@ class Worker:
         self._max_running = max_running
         self._events = events
         self._observer = observer
-        self._batch = DecodeBatch(step)
+        self._batch: DecodeBatch[Job] = DecodeBatch(step)
         self._joining: deque[Job] = deque()
         """All of their blocks are here; they decode from the next step on."""
         self._queue: deque[Job] = deque()
@@ -110,7 +110,9 @@ class Worker:
                 job.prompt_on._enqueue(job)
 
     def figures(self) -> Figures:
-        """The worker's own view of its load, as it reports it."""
+        """The worker's own view of its load, as it reports it. A request whose prompt is computed here too counts as
+        queued until its first token, as running from then on. In a run of steps without news, `kv_tokens` are those
+        at its start."""
         return Figures(
             queued_tokens=self._queued_tokens,
             queued_requests=self._queued_requests,
