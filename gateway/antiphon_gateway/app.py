@@ -23,7 +23,7 @@ from antiphon_telemetry import tracing
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from antiphon_gateway import chat, completions, errors, pages, schema
+from antiphon_gateway import chat, completions, errors, explain_page, pages, schema
 from antiphon_gateway.answers import Renderer, error_event
 from antiphon_gateway.auth import ApiKeys, cache_salt
 from antiphon_gateway.dispatch import Dispatcher, no_worker
@@ -68,7 +68,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.fleet = Fleet(options, gateway_id, self.models)
         self.dispatcher = Dispatcher(self.fleet, options, self.metrics, draw)
-        self.explain = ExplainStore(options.explain_requests, options.explain_max_bytes)
+        self.explain = ExplainStore(options.explain_requests, options.explain_max_bytes, gateway_id)
         self.draining = False
         self._gateway_id = gateway_id
         self._keys = keys
@@ -164,6 +164,8 @@ class Gateway:
     def _methods(self, path: str) -> Mapping[str, Handler]:
         if path.startswith(_MODELS) and len(path) > len(_MODELS):
             return {"GET": self._show_model}
+        if path.startswith(explain_page.PATH) and len(path) > len(explain_page.PATH):
+            return {"GET": self._explain}
         return self._routes.get(path, {})
 
     def _handler(self, request: Request) -> Handler:
@@ -204,6 +206,12 @@ class Gateway:
         if model is None:
             raise errors.model_not_found(name)
         await request.respond(200, msgspec.json.encode(model), JSON_TYPE)
+
+    async def _explain(self, request: Request) -> None:
+        tenant = self._keys.tenant(request.header(b"authorization"))
+        request_id = request.path[len(explain_page.PATH) :]
+        body, headers = explain_page.answer(self.explain, request_id, tenant, request.header(b"accept"))
+        await request.respond(200, body, *headers)
 
     # -- generation
 

@@ -366,7 +366,8 @@ class Dispatcher:
         except NoWorker as error:
             log.debug("request %s has to wait: %s", choice.flight.ticket.request_id, error)
             return False
-        inputs = RouteInputs(request, draw, snapshot.workers, leading, snapshot.link_gigabytes_per_s, snapshot.workload)
+        held = {view.worker_id: view.leading_blocks for view in snapshot.workers if view.leading_blocks}
+        inputs = RouteInputs(request, draw, snapshot.workers, held, snapshot.link_gigabytes_per_s, snapshot.workload)
         self._submit(choice, decision, leading, inputs)
         return True
 

@@ -119,10 +119,11 @@ class Outcome(msgspec.Struct):
     tokens: int = 0
     """That the choice had at the end, with those of earlier attempts."""
     finish: pb.Finish.ValueType = pb.FINISH_NONE
+    usage_is_known: bool = False
+    """The worker has said what follows."""
     cached_tokens: int = 0
-    """As the worker says."""
     prefill_worker_id: str = ""
-    """Who computed the prompt, as the worker says; empty: it did so itself."""
+    """Who computed the prompt; empty: it did so itself."""
     pulled_blocks: int = 0
 
     def accepted(self, now: float) -> None:
@@ -150,6 +151,7 @@ class Outcome(msgspec.Struct):
     def _take(self, step: pb.RequestStep) -> None:
         if step.HasField("usage"):
             usage = step.usage
+            self.usage_is_known = True
             self.cached_tokens = usage.cached_tokens
             self.prefill_worker_id = usage.prefill_worker_id
             self.pulled_blocks = usage.pulled_blocks

@@ -18,8 +18,9 @@ _KNOWN_ID = re.compile(r"^(?:chatcmpl-|cmpl-)?([0-9a-f]{32})(?:-\d+\.\d+)?$")
 class ExplainStore:
     """See the module. O(1) for each request."""
 
-    def __init__(self, requests: int, max_bytes: int) -> None:
-        self._requests = requests
+    def __init__(self, requests: int, max_bytes: int, gateway_id: str = "") -> None:
+        self.most_requests = requests
+        self.gateway_id = gateway_id
         self._max_bytes = max_bytes
         self._trails: OrderedDict[str, Trail] = OrderedDict()
         self._by_client: dict[tuple[str, str], Trail] = {}
@@ -33,7 +34,7 @@ class ExplainStore:
 
     def keep(self, trail: Trail) -> None:
         """From now on it can be found, until so many others came that it is forgotten. Idempotent."""
-        if trail.request_id in self._trails or self._requests < 1:
+        if trail.request_id in self._trails or self.most_requests < 1:
             return
         trail.store = self
         self._trails[trail.request_id] = trail
@@ -64,7 +65,7 @@ class ExplainStore:
         return trail if trail is not None and trail.tenant == tenant else None
 
     def _forget_oldest(self) -> None:
-        while self._trails and (len(self._trails) > self._requests or self.size_bytes > self._max_bytes):
+        while self._trails and (len(self._trails) > self.most_requests or self.size_bytes > self._max_bytes):
             _, trail = self._trails.popitem(last=False)
             trail.store = None
             self.size_bytes -= trail.size_bytes
