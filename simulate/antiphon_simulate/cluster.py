@@ -162,7 +162,7 @@ class Cluster:
         if self._events.run(until_ms):
             if self._waiting:
                 raise StalledError(
-                    f"policy {self._policy.name} keeps {len(self._waiting)} requests back though nothing runs any more: "
+                    f"policy {self._policy.name} keeps {len(self._waiting)} requests back though nothing runs: "
                     "with idle workers, dispatch must place something"
                 )
             for worker in self._workers.values():

@@ -25,12 +25,13 @@ class Events:
         self._asked += 1
         heapq.heappush(self._queue, (max(time_ms, self.now_ms), self._asked, what, arguments))
 
-    def run(self, until_ms: float | None = None) -> None:
-        """Until nothing is left, or to the last event at or before `until_ms`."""
+    def run(self, until_ms: float | None = None) -> bool:
+        """Until nothing is left: True; or to the last event at or before `until_ms`: False, and it is that time now."""
         queue, pop = self._queue, heapq.heappop
         while queue:
             if until_ms is not None and queue[0][0] > until_ms:
                 self.now_ms = until_ms
-                return
+                return False
             self.now_ms, _, what, arguments = pop(queue)
             what(*arguments)
+        return True
