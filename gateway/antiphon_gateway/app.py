@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: paths, who may ask, and the life of one request.
+"""The gateway as an application: paths, who may ask, and the life of one request.
 
 Written by hand, as what a framework adds per request and per chunk is more than all that is done here. The handler of
 a request owns its flight, and withdraws it in a `finally`: whatever way a request ends, nothing of it stays in the
@@ -34,7 +34,7 @@ from antiphon_gateway.explain_store import ExplainStore
 from antiphon_gateway.fleet import Fleet
 from antiphon_gateway.flight import Flight, StartAgain, Target, Ticket
 from antiphon_gateway.groups import Group
-from antiphon_gateway.http import JSON_TYPE, ClientGone, Receive, Request, Scope, Send
+from antiphon_gateway.http import JSON_TYPE, ClientGone, Request
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.models import ModelRegistry, Prompt
 from antiphon_gateway.options import GatewayOptions
@@ -129,12 +129,10 @@ class Gateway:
                     self.metrics.slow_client()
                     request.abort()
 
-    # -- ASGI
+    # -- requests
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise NotHttp(f"this application speaks HTTP only, not {scope['type']}")
-        request = Request(scope, receive, send, "")
+    async def handle(self, request: Request) -> None:
+        """Answer it. What goes wrong is answered or logged; nothing is raised but where the answer cannot be sent."""
         given = request.header(b"x-request-id")
         request.request_id = given if _REQUEST_ID.match(given) else f"req-{uuid.uuid4().hex}"
         try:
@@ -152,7 +150,7 @@ class Gateway:
 
     async def _fail(self, request: Request, error: ApiError) -> None:
         if request.started:
-            await request.send({"type": "http.response.body", "body": error_event(error)})
+            await request.send(error_event(error), last=True)
         elif error.status == 405:
             allowed = ", ".join(self._methods(request.path)).encode()
             await request.respond_error(error, (b"allow", allowed))
@@ -358,18 +356,17 @@ class Gateway:
             )
         outcome.trail = Trail(ticket, request.request_id, request.path, self._gateway_id)
         request.late_headers = outcome.trail.headers
-        async with Presence(request) as presence:
-            call = Call(raw, ticket, presence, outcome.trail)
-            while True:
-                call.starts += 1
-                try:
-                    await self._fly(request, call, start, outcome)
-                    return
-                except StartAgain as again:
-                    if call.starts == _MAX_STARTS:
-                        raise
-                    log.info("request %s starts again: its workers are gone", ticket.request_id)
-                    call.failures = again.failures
+        call = Call(raw, ticket, Presence(request), outcome.trail)
+        while True:
+            call.starts += 1
+            try:
+                await self._fly(request, call, start, outcome)
+                return
+            except StartAgain as again:
+                if call.starts == _MAX_STARTS:
+                    raise
+                log.info("request %s starts again: its workers are gone", ticket.request_id)
+                call.failures = again.failures
 
     async def _fly(self, request: Request, call: Call, start: Starter, outcome: _Outcome) -> None:
         """One start of the request, to its end. Raises StartAgain where nothing was sent and others can serve it."""
@@ -398,10 +395,6 @@ class Gateway:
             del self._flights[flight]
             if not isinstance(flight.failure, StartAgain):
                 _account(flight, span)
-
-
-class NotHttp(RuntimeError):
-    """The server handed over a connection that is not HTTP."""
 
 
 @dataclass(frozen=True, slots=True)

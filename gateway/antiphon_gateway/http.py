@@ -1,21 +1,25 @@
-"""The little HTTP that the gateway needs above ASGI: reading a bounded body, sending answers.
+"""One HTTP request, as handlers see it: its head, its bounded body, and the answer.
 
 A body is read whole, up to a limit and within a deadline. A client that sends more is heard out for a bounded
 further amount, because an answer that meets unread data on the socket is lost to the reset that follows.
+
+The head of an answer leaves together with its first bytes, in one write. Bytes go straight to the connection
+(`protocol`): the gateway is the only application there is, so nothing stands between.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+import functools
+import http
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from antiphon_gateway import errors
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
+if TYPE_CHECKING:
+    from antiphon_gateway.protocol import Connection
+
 Header: TypeAlias = tuple[bytes, bytes]
 
 JSON_TYPE: Header = (b"content-type", b"application/json")
@@ -25,78 +29,209 @@ EVENT_STREAM_HEADERS: tuple[Header, ...] = (
     (b"x-accel-buffering", b"no"),
 )
 
+UNASKED_BODY_BYTES = 64 * 1024
+"""So much of a body is taken in before a handler asks for it; then the connection is read no further."""
+
 
 class ClientGone(Exception):
     """The client closed the connection. Nobody is left to answer."""
 
 
+class AnswerInvalid(RuntimeError):
+    """A fault of a handler: what it wants to send is no HTTP answer; the message says why."""
+
+
 class Request:
-    """One HTTP request: its head, and its body on demand."""
+    """See the module. Made by the connection, given to one handler."""
 
-    __slots__ = ("_receive", "headers", "late_headers", "method", "path", "request_id", "scope", "send", "started")
+    __slots__ = (
+        "_body_ended",
+        "_body_limit_bytes",
+        "_body_waiter",
+        "_chunked",
+        "_connection",
+        "_expects_continue",
+        "_head",
+        "_parts",
+        "_size_bytes",
+        "answered",
+        "gone",
+        "headers",
+        "keep_alive",
+        "late_headers",
+        "method",
+        "on_gone",
+        "path",
+        "request_id",
+        "started",
+        "version",
+    )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        self.scope = scope
-        self.send = send
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = request_id
+    def __init__(
+        self,
+        connection: Connection,
+        method: str,
+        path: str,
+        headers: dict[bytes, bytes],
+        version: str = "1.1",
+        *,
+        keep_alive: bool = True,
+    ) -> None:
+        """`headers` by their names in lower case."""
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.version = version
+        self.keep_alive = keep_alive
+        """Whether the connection serves another request after this one."""
+        self.request_id = ""
         self.late_headers: Callable[[], tuple[Header, ...]] = tuple
         """Further ones for the answer, as they are when its head is sent."""
         self.started = False
         """Whether the head of the answer is out."""
-        self._receive = receive
+        self.answered = False
+        """Whether the answer has been sent to its end."""
+        self.gone = False
+        """Whether the client has closed the connection."""
+        self.on_gone: Callable[[], None] | None = None
+        """Called once when that happens before the answer has ended."""
+        self._connection = connection
+        self._expects_continue = headers.get(b"expect", b"").lower() == b"100-continue"
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+        self._body_limit_bytes = -1
+        """-1: no handler has asked yet."""
+        self._body_ended = False
+        self._body_waiter: asyncio.Future[None] | None = None
+        self._head = b""
+        """Of the answer, until its first bytes follow."""
+        self._chunked = False
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
 
+    # -- the body
+
     async def body(self, limit_bytes: int, timeout_s: float) -> bytes:
         """The whole body. Raises ApiError (408, 413, 415) and ClientGone."""
-        encoding = self.header(b"content-encoding").strip().lower()
-        if encoding not in ("", "identity"):
-            raise errors.unsupported_encoding(encoding)
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+            raise errors.unsupported_encoding(encoding.decode("latin-1"))
+        self._body_limit_bytes = limit_bytes
+        self._forget_excess()
+        if not self._body_is_known:
+            await self._rest_of_body(timeout_s)
+        if self._size_bytes > limit_bytes:
+            raise errors.body_too_large(limit_bytes)
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    async def _rest_of_body(self, timeout_s: float) -> None:
+        self._connection.resume_reading()
+        if self._expects_continue and not self._size_bytes:
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._read(limit_bytes)
+                while not self._body_is_known:
+                    if self.gone:
+                        raise ClientGone
+                    self._body_waiter = asyncio.get_running_loop().create_future()
+                    await self._body_waiter
         except TimeoutError as error:
             raise errors.body_timeout(timeout_s) from error
 
-    async def _read(self, limit_bytes: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            more = message.get("more_body", False)
-            size += len(part)
-            if size <= limit_bytes:
-                parts.append(part)
+    @property
+    def _body_is_known(self) -> bool:
+        """It is there, or so far above the limit that the rest does not matter."""
+        return self._body_ended or self._size_bytes > 4 * self._body_limit_bytes >= 0
+
+    def _forget_excess(self) -> None:
+        if self._size_bytes > self._body_limit_bytes:
+            self._parts.clear()
+
+    def take_body(self, part: bytes) -> bool:
+        """For the connection. False: no more is wanted for now."""
+        self._size_bytes += len(part)
+        self._parts.append(part)
+        if self._body_limit_bytes < 0:
+            return self._size_bytes <= UNASKED_BODY_BYTES
+        self._forget_excess()
+        self._wake()
+        return True
+
+    def end_body(self) -> None:
+        """For the connection: it was the whole body."""
+        self._body_ended = True
+        self._wake()
+
+    def lose_client(self) -> None:
+        """For the connection: it is closed."""
+        self.gone = True
+        self._wake()
+        if self.on_gone is not None and not self.answered:
+            self.on_gone()
+
+    def forget(self) -> None:
+        """For the server: the handler has ended. What it hung on here would be a cycle for the collector."""
+        self.on_gone = None
+        self.late_headers = tuple
+
+    def _wake(self) -> None:
+        waiter = self._body_waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- the answer
+
+    def start(self, status: int, headers: tuple[Header, ...], *, length_bytes: int | None = None) -> None:
+        """The head, which leaves with the first bytes of the body. `length_bytes` None: they come in pieces."""
+        lines = [_status_line(status), self._connection.date_line]
+        for name, value in (*headers, *self.late_headers(), (b"x-request-id", self.request_id.encode())):
+            if name == b"connection":
+                self.keep_alive &= value != b"close"
             else:
-                parts.clear()
-            if size > 4 * limit_bytes:
-                break
-        if size > limit_bytes:
-            raise errors.body_too_large(limit_bytes)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def disconnected(self) -> None:
-        """Return when the client has gone. Only after the body was read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    async def start(self, status: int, headers: tuple[Header, ...]) -> None:
-        head = [*headers, *self.late_headers(), (b"x-request-id", self.request_id.encode())]
+                lines.append(b"%b: %b\r\n" % (name, value))
+        if length_bytes is not None:
+            lines.append(b"content-length: %d\r\n" % length_bytes)
+        elif self.version == "1.1":
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        else:
+            self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise AnswerInvalid("a header of the answer has a line break in it")
         self.started = True
-        await self.send({"type": "http.response.start", "status": status, "headers": head})
+        self._head = head
+
+    async def send(self, data: bytes, *, last: bool) -> None:
+        """Bytes of the body. Waits while the client takes none; does nothing once it has gone."""
+        connection = self._connection
+        if self.gone:
+            return
+        if self.method == "HEAD":
+            data = b""
+        elif self._chunked:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if last:
+                data += b"0\r\n\r\n"
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data:
+            connection.write(data)
+        if connection.write_paused and not last:
+            await connection.drained()
+        if last and not self.answered:
+            self.answered = True
+            connection.answer_ended(self)
 
     async def respond(self, status: int, body: bytes, *headers: Header) -> None:
         """A whole answer at once."""
-        await self.start(status, (*headers, (b"content-length", str(len(body)).encode())))
-        await self.send({"type": "http.response.body", "body": body})
+        self.start(status, headers, length_bytes=len(body))
+        await self.send(body, last=True)
 
     async def respond_error(self, error: errors.ApiError, *headers: Header) -> None:
         extra = list(headers)
@@ -110,6 +245,9 @@ class Request:
 
     def abort(self) -> None:
         """Drop the connection without a further word (a client that takes no data)."""
-        transport = self.scope.get("extensions", {}).get("antiphon.transport")
-        if transport is not None:
-            transport.abort()
+        self._connection.abort()
+
+
+@functools.cache
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()

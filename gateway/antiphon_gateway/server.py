@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import uvicorn
 import uvloop
 from antiphon_kvtransfer import RedisUrlError
 from antiphon_telemetry import tracing
@@ -28,13 +27,11 @@ from antiphon_telemetry.exit import ExitCode
 
 from antiphon_gateway.app import Gateway
 from antiphon_gateway.auth import ApiKeys, ApiKeysError
+from antiphon_gateway.http_server import BACKLOG, HttpServer
 from antiphon_gateway.options import GatewayOptions
-from antiphon_gateway.protocol import GatewayProtocol
 
 log = logging.getLogger("antiphon.gateway")
 
-_KEEP_ALIVE_S = 75
-_BACKLOG = 2048
 _LAST_WORDS_S = 2.0
 """How long the error events of ended streams may take to leave."""
 
@@ -87,7 +84,7 @@ async def serve(options: GatewayOptions, keys: ApiKeys) -> int:
             first.cancel()
             if not serving.done():
                 await _drain(gateway, options.drain_timeout_s, stop)
-            server.should_exit = True
+            server.stop()
             await serving
     finally:
         serving.cancel()
@@ -133,32 +130,9 @@ class _Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-class _Server(uvicorn.Server):  # type: ignore[misc]  # uvicorn is not followed by the type checker
-    """uvicorn without its signal handlers: this process has its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def create_server(gateway: Gateway) -> uvicorn.Server:
-    """The HTTP server of a gateway. It ends when `should_exit` is set."""
-    config = uvicorn.Config(
-        gateway,
-        http=GatewayProtocol,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(_LAST_WORDS_S),
-        backlog=_BACKLOG,
-    )
-    return _Server(config)
+def create_server(gateway: Gateway) -> HttpServer:
+    """The HTTP server of a gateway. It ends when `stop` is called."""
+    return HttpServer(gateway.handle, last_words_s=_LAST_WORDS_S)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -170,7 +144,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import TracebackType
 
 from antiphon_gateway.answers import Renderer, error_event
 from antiphon_gateway.errors import ApiError
@@ -18,45 +17,36 @@ from antiphon_gateway.http import EVENT_STREAM_HEADERS, JSON_TYPE, ClientGone, R
 
 
 class Presence:
-    """Watches whether the client is there, from when its body has been read; owned by the handler (`async with`)."""
+    """Whether the client is there, from when its body has been read. Owned by the handler."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._gone = False
         self._flight: Flight | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._left: asyncio.Future[None] | None = None
+        request.on_gone = self._client_left
 
     def follow(self, flight: Flight) -> None:
         """Tell this flight when the client has gone. Raises ClientGone if it has already."""
-        if self._gone:
+        if self._request.gone:
             raise ClientGone
         self._flight = flight
 
     async def until(self, event: asyncio.Future[None], timeout_s: float) -> bool:
         """Wait for it as long as the client is there; False when the time is up. Raises ClientGone."""
-        if self._task is None:
-            raise AssertionError("only inside `async with`")
-        await asyncio.wait({event, self._task}, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
-        if self._gone:
+        if self._request.gone:
+            raise ClientGone
+        self._left = asyncio.get_running_loop().create_future()
+        await asyncio.wait({event, self._left}, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
+        self._left = None
+        if self._request.gone:
             raise ClientGone
         return event.done()
 
-    async def _watch(self) -> None:
-        await self._request.disconnected()
-        self._gone = True
+    def _client_left(self) -> None:
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
         if self._flight is not None:
             self._flight.client_gone()
-
-    async def __aenter__(self) -> Presence:
-        self._task = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
 
 async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> ApiError | None:
@@ -75,7 +65,7 @@ async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> A
                 raise failure
             if not ended and not any(events):
                 continue
-            await request.start(200, EVENT_STREAM_HEADERS)
+            request.start(200, EVENT_STREAM_HEADERS)
             started = True
         if failure is not None:
             events.append(error_event(failure))
@@ -84,7 +74,7 @@ async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> A
         data = b"".join(events)
         if data:
             flight.writing_since = time.monotonic()
-            await request.send({"type": "http.response.body", "body": data, "more_body": not ended})
+            await request.send(data, last=ended)
             flight.writing_since = 0.0
         if ended:
             return failure

@@ -71,7 +71,7 @@ async def test_a_client_that_goes_away_with_a_second_request_in_the_pipe_frees_t
         writer.write(request_bytes())
         await writer.drain()
         # The second is in the gateway's hands when the connection is read no further.
-        protocols = running.server.server_state.connections
+        protocols = running.server.connections
         await eventually(lambda: any(protocol.pipeline for protocol in protocols))
         writer.close()
         await worker.until(lambda: worker.running == 0)
@@ -175,9 +175,7 @@ def test_client_sockets_do_not_delay_small_packets() -> None:
             reader, writer = await connect(running)
             writer.write(request_bytes(stream=True))
             await reader.readuntil(b"data: ")
-            sockets = [
-                protocol.transport.get_extra_info("socket") for protocol in running.server.server_state.connections
-            ]
+            sockets = [protocol.transport.get_extra_info("socket") for protocol in running.server.connections]
             assert sockets
             assert all(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for sock in sockets)
             writer.close()

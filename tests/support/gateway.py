@@ -69,7 +69,7 @@ async def running_gateway(
                 await eventually(lambda: server.started and len(gateway.fleet.workers()) >= len(workers))
                 yield RunningGateway(url, gateway, server, client)
         finally:
-            server.should_exit = True
+            server.stop()
             await serving
             await gateway.close()
             listener.close()
