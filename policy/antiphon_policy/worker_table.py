@@ -166,7 +166,8 @@ class WorkerTable:
                 cached[slot] = blocks
         np.minimum(cached, prices.usable_blocks, out=cached)
 
-        start = int(tie_break * count)
+        # From other digits than those that pick among near ties.
+        start = int(tie_break * 7919.0 % 1.0 * count)
         compute_ms = _compute_ms(figures, cached, holders, prices, request)
         decode_ms, tpot_ms = _decode_ms(figures, cached, prices)
         ttft_ms = figures[_QUEUE_MS] + compute_ms
