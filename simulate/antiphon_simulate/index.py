@@ -18,16 +18,25 @@ _MODEL = "trace"
 _INCARNATION = "first"
 
 
+class _Hashes(dict[int, BlockHash]):
+    """A trace's block ids as the index names blocks; made when first asked for."""
+
+    def __missing__(self, block: int) -> BlockHash:
+        found = self[block] = BlockHash(block.to_bytes(HASH_BYTES, "little"))
+        return found
+
+
 class Index:
     def __init__(self, events: Events, delay_ms: float, block_tokens: int, max_blocks: int) -> None:
         self._events = events
         self._delay_ms = delay_ms
         self._block_tokens = block_tokens
         self._mirror = BlockMirror(max_blocks)
-        self._hashes: dict[int, BlockHash] = {}
+        self._hashes = _Hashes()
         self._chains: dict[int, tuple[BlockHash, ...]] = {}
         self._published: dict[str, int] = {}
-        self._gone: list[int] = []
+        self._dropped: dict[int, None] = {}
+        """Blocks that some worker dropped since `evicted` was asked."""
 
     def add_worker(self, worker_id: str) -> None:
         self._mirror.load(_MODEL, worker_id, Position(_INCARNATION, 0), ())
@@ -49,36 +58,36 @@ class Index:
         self._chains.pop(request.index, None)
 
     def evicted(self) -> list[int]:
-        gone, self._gone = self._gone, []
-        return gone
+        """Those that left their last holder since the last call, and are held by nobody now."""
+        hashes, mirror = self._hashes, self._mirror
+        dropped, self._dropped = self._dropped, {}
+        # A chain of one block tells who holds it.
+        return [block for block in dropped if not mirror.leading_blocks(_MODEL, (hashes[block],))]
 
     def contents(self, worker_id: str) -> frozenset[BlockHash]:
         """What the mirror believes the worker to hold."""
         return self._mirror.contents(_MODEL, worker_id)
 
     def hash_of(self, block: int) -> BlockHash:
-        found = self._hashes.get(block)
-        if found is None:
-            found = self._hashes[block] = BlockHash(block.to_bytes(HASH_BYTES, "little"))
-        return found
+        return self._hashes[block]
 
     def _chain(self, request: TraceRequest) -> tuple[BlockHash, ...]:
         chain = self._chains.get(request.index)
         if chain is None:
             full = request.prompt_tokens // self._block_tokens
-            chain = self._chains[request.index] = tuple(self.hash_of(block) for block in request.blocks[:full])
+            chain = self._chains[request.index] = tuple([self._hashes[block] for block in request.blocks[:full]])
         return chain
 
     def _apply(self, worker_id: str, previous: int, stored: Sequence[int], removed: Sequence[int]) -> None:
+        hashes = self._hashes
         applied = self._mirror.apply(
             _MODEL,
             worker_id,
             incarnation=_INCARNATION,
             previous=previous,
             sequence=previous + 1,
-            stored=[self.hash_of(block) for block in stored],
-            removed=[self.hash_of(block) for block in removed],
+            stored=[hashes[block] for block in stored],
+            removed=[hashes[block] for block in removed],
         )
         assert applied is Applied.APPLIED, f"{worker_id}: delta {previous + 1} was taken as {applied}"
-        # A chain of one block tells who holds it.
-        self._gone += [b for b in removed if not self._mirror.leading_blocks(_MODEL, (self.hash_of(b),))]
+        self._dropped.update(dict.fromkeys(removed))

@@ -191,14 +191,15 @@ def test_a_block_counts_as_evicted_when_its_last_holder_dropped_it() -> None:
 
     trace = [
         request(0, 0.0, 64, 20, range(4)),
-        # These push the first one's leaves out of the prefill worker, but not out of the decode worker.
+        # Takes 7 of 10 blocks of the prefill worker, so 3 goes there, and 8 of the decode worker: 3 and 2 go.
         request(1, 5_000.0, 112, 1, range(10, 17)),
+        # 2, 1, 0 and the last four of those go on the prefill worker; 1 goes on the decode worker, 0 stays there.
         request(2, 10_000.0, 112, 20, range(20, 27)),
         request(3, 15_000.0, 16, 1, [40]),
     ]
     outcomes(trace, Placed(choose), pair_shape(pool_blocks=10))
-    assert evicted[:3] == [[], [], [3]] or evicted[:3] == [[], [], []]
-    assert 3 in evicted[2] + evicted[3]
+    assert evicted[:3] == [[], [], [3]]
+    assert sorted(evicted[3]) == [1, 2, 13, 14, 15, 16]
 
 
 def test_the_end_is_told_to_the_policy_once() -> None:
@@ -295,7 +296,7 @@ CHATS = st.lists(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(chats=CHATS, pool_blocks=st.integers(16, 60), aggregated=st.booleans())
 def test_whatever_a_policy_chooses_all_requests_end_and_pools_and_mirror_agree(
     chats: list[tuple[float, int, int, int, tuple[int, int, int]]], pool_blocks: int, aggregated: bool
