@@ -40,6 +40,7 @@ _SUMMARY = {
     "prepare": "download and convert a model, so that later starts need no network",
     "render": "print the Kubernetes objects that a Model would be made of",
     "fetch": "download a model's weights into a folder named by its commit",
+    "explain": "why a request went where it went",
     "version": "print the version",
 }
 
@@ -66,6 +67,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         "prepare": _prepare,
         "render": _render,
         "fetch": _fetch,
+        "explain": _explain,
         "version": _version,
     }
     try:
@@ -115,9 +117,11 @@ def known_options() -> tuple[OptionSpec, ...]:
     from antiphon_operator.options import OperatorOptions
     from antiphon_worker.options import WorkerOptions
 
+    from antiphon.explain import ExplainOptions
     from antiphon.options import ServeOptions
 
-    return (*specs(ServeOptions), *specs(WorkerOptions), *specs(GatewayOptions), *specs(OperatorOptions))
+    kinds = (ServeOptions, WorkerOptions, GatewayOptions, OperatorOptions, ExplainOptions)
+    return tuple(spec for kind in kinds for spec in specs(kind))
 
 
 def _begin(process: str, service: str, options: DataclassInstance, *, level: str, json: bool) -> None:
@@ -204,6 +208,12 @@ def _fetch(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     from antiphon.fetch import run_fetch
 
     return run_fetch(arguments)
+
+
+def _explain(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon.explain import run_explain
+
+    return run_explain(arguments, environment, known_options())
 
 
 def _version(arguments: Sequence[str], environment: Mapping[str, str]) -> int:

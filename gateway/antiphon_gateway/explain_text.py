@@ -76,7 +76,7 @@ def decided(attempt: Attempt) -> str:
     if made.fallbacks:
         text += f" Should {made.prefill} not do it: {', '.join(made.fallbacks)}."
     if attempt.waited_ms >= 0.05:
-        text += f" It had waited {_ms(attempt.waited_ms)} for that."
+        text += f" It had waited {_ms(attempt.waited_ms)} in the queue."
     return text
 
 
@@ -95,16 +95,19 @@ def happened(attempt: Attempt) -> str:
         predicted_ms = attempt.decision.predicted_tpot_ms
         text += f" {found.tokens} tokens, one every {_ms(found.tpot_ms)}{_against(found.tpot_ms, predicted_ms)}."
     if found.cached_tokens is not None:
-        text += f" It says that {found.cached_tokens} prompt tokens were cached, and the prompt's computer was "
-        text += f"{found.prefill_worker} ({found.pulled_blocks} blocks pulled)."
+        text += (
+            f" It says that {found.cached_tokens} prompt tokens were cached and {found.pulled_blocks} blocks pulled,"
+        )
+        text += f" and that {found.prefill_worker} computed the prompt."
     return f"{text} {_ending(found)}".strip()
 
 
 def options(attempt: Attempt) -> Table:
-    """What was chosen and what else there was, with the parts of the costs in milliseconds."""
+    """What was chosen and what else there was, with the parts of the costs in ms, but for those that are 0."""
     made = attempt.decision
-    parts = [field.name for field in dataclasses.fields(CostParts)]
     priced = ([("chosen", made.chosen)] if made.chosen is not None else []) + [("", one) for one in made.alternatives]
+    costs = [dataclasses.asdict(option.cost) for _, option in priced]
+    parts = [field.name for field in dataclasses.fields(CostParts) if any(cost[field.name] for cost in costs)]
     return Table(
         ["", "decode", "prefill", "cost", "TTFT", "TPOT", *(name.removesuffix("_ms") for name in parts), "SLA"],
         [_option_row(mark, option, parts) for mark, option in priced],
