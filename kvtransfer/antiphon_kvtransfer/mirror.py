@@ -77,7 +77,8 @@ class BlockMirror:
         length, workers = groups[0]
         lengths = dict.fromkeys(workers, length)
         for length, workers in groups[1:]:
-            lengths.update(dict.fromkeys(workers, length))
+            for worker_id in workers:
+                lengths[worker_id] = length
         return lengths
 
     def leading_groups(self, model: str, chain: Sequence[BlockHash]) -> Sequence[tuple[int, tuple[str, ...]]]:
