@@ -11,15 +11,14 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import WorkerRole
 
 from antiphon_simulate.events import Events
 from antiphon_simulate.gateway_book import Figures, WorkerBook
 from antiphon_simulate.index import Index
-from antiphon_simulate.job import Job, blocks_needed
+from antiphon_simulate.job import Job
 from antiphon_simulate.records import (
     Arrival,
     ClusterShape,
@@ -34,14 +33,24 @@ from antiphon_simulate.records import (
     TraceRequest,
     WorkerState,
 )
+from antiphon_simulate.setup import WorkloadError, check_sizes, followers_of, roles_of, slower
 from antiphon_simulate.worker import Worker
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "Cluster",
+    "Delays",
+    "PlacementError",
+    "StalledError",
+    "WorkloadError",
+    "followers_of",
+    "roles_of",
+    "simulate",
+    "slower",
+]
 
 BLOCK_TOKENS = 512
 """Of the traces, where their files say nothing else."""
-
-
-class WorkloadError(ValueError):
-    """The requests do not fit the cluster, or each other."""
 
 
 class PlacementError(ValueError):
@@ -152,7 +161,7 @@ class Cluster:
         """Of each decode worker, jobs that have ended since its last report."""
         self._busy_ms: dict[str, defaultdict[int, float]] = {worker_id: defaultdict(float) for worker_id in roles}
         self._followers = followers_of(requests)
-        _check_sizes(requests, shape, block_tokens)
+        check_sizes(requests, shape, block_tokens)
 
     def run(self, until_ms: float | None = None) -> RunResult:
         self._policy.begin(self)
@@ -300,56 +309,3 @@ class Cluster:
             span_ms=max(arrivals) - min(arrivals) if arrivals else 0.0,
             sla=self.sla,
         )
-
-
-def roles_of(shape: ClusterShape) -> dict[str, WorkerRole]:
-    if shape.prefill < 1 or shape.decode < 0:
-        raise WorkloadError("a cluster needs one prefill worker at least (`decode` 0: they decode too)")
-    if not shape.decode:
-        roles = {f"worker-{at}": WorkerRole.BOTH for at in range(shape.prefill)}
-    else:
-        roles = {f"prefill-{at}": WorkerRole.PREFILL for at in range(shape.prefill)}
-        roles |= {f"decode-{at}": WorkerRole.DECODE for at in range(shape.decode)}
-    if unknown := set(shape.slow) - set(roles):
-        raise WorkloadError(f"`slow` names {sorted(unknown)}, but the workers are {', '.join(roles)}")
-    return roles
-
-
-def slower(step: StepModel, times: float) -> StepModel:
-    return replace(
-        step,
-        base_ms=step.base_ms * times,
-        per_new_token_ms=step.per_new_token_ms * times,
-        per_token_context_ms=step.per_token_context_ms * times,
-        per_sequence_ms=step.per_sequence_ms * times,
-        per_kv_token_ms=step.per_kv_token_ms * times,
-    )
-
-
-def followers_of(requests: Sequence[TraceRequest]) -> dict[int, list[TraceRequest]]:
-    """Which requests each request's end sets off."""
-    known = {request.index for request in requests}
-    if len(known) < len(requests):
-        raise WorkloadError("two requests have the same index: number them")
-    followers: defaultdict[int, list[TraceRequest]] = defaultdict(list)
-    for request in requests:
-        if request.after is not None:
-            if request.after not in known:
-                raise WorkloadError(f"request {request.index} comes after {request.after}, which is not in the trace")
-            followers[request.after].append(request)
-    return followers
-
-
-def _check_sizes(requests: Sequence[TraceRequest], shape: ClusterShape, block_tokens: int) -> None:
-    for request in requests:
-        if request.prompt_tokens < 1 or len(request.blocks) < request.prompt_tokens // block_tokens:
-            raise WorkloadError(
-                f"request {request.index}: {request.prompt_tokens} prompt tokens but {len(request.blocks)} block ids "
-                f"(of {block_tokens} tokens)"
-            )
-        blocks = blocks_needed(request.prompt_tokens, request.output_tokens, block_tokens)
-        if blocks > shape.pool_blocks:
-            raise WorkloadError(
-                f"request {request.index} needs {blocks} blocks, a pool has {shape.pool_blocks}: "
-                "give pools more, or leave it out"
-            )

@@ -16,14 +16,16 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphon_policy.latency import StepModel, transfer_ms
+from antiphon_policy.latency import StepModel
 
 from antiphon_simulate.decodes import DecodeBatch
 from antiphon_simulate.events import Events
 from antiphon_simulate.gateway_book import Figures
 from antiphon_simulate.job import Job
+from antiphon_simulate.link import Link
 from antiphon_simulate.pool import BlockPool, Holding
 from antiphon_simulate.records import Timing
+from antiphon_simulate.room import Room
 
 HOP_MS = 1.0
 """From a worker through the gateway to the client."""
@@ -65,15 +67,16 @@ class Worker:
         observer: Observer,
     ) -> None:
         self.worker_id = worker_id
-        self.pool = BlockPool(pool_blocks)
+        self.room = Room(BlockPool(pool_blocks))
         self.received = 0
         """Requests that it was told of, as prefiller or as decoder."""
         self._model = step
-        self._timing = timing
+        self._chunk_tokens = timing.chunk_tokens
         self._block_tokens = block_tokens
         self._max_running = max_running
         self._events = events
         self._observer = observer
+        self._link = Link(events, timing)
         self._batch: DecodeBatch[Job] = DecodeBatch(step)
         self._joining: deque[Job] = deque()
         """All of their blocks are here; they decode from the next step on."""
@@ -81,16 +84,18 @@ class Worker:
         """Prompts without room yet."""
         self._started: list[Job] = []
         """Prompts with room, in the order in which they came."""
-        self._without_room: deque[Job] = deque()
         self._step: _Step | None = None
         self._planned = 0
         """Which planned end of a step or run is the one that counts."""
-        self._link_free_ms = 0.0
         self._queued_tokens = 0
         self._queued_requests = 0
         self._expected = 0
         self._expected_tokens = 0
         """Jobs that will decode here, whose prompts are computed elsewhere or wait for a place in the batch."""
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.room.pool
 
     # -- what comes in
 
@@ -106,7 +111,7 @@ class Worker:
         elif job.answer_on is self:
             self._expected += 1
             self._expected_tokens += job.prompt_tokens
-            if self._find_room(job):
+            if self.room.find(job):
                 job.prompt_on._enqueue(job)
 
     def figures(self) -> Figures:
@@ -128,7 +133,7 @@ class Worker:
 
     def check_idle(self) -> None:
         """Raises AssertionError if anything is left to do."""
-        left = (self._queue, self._started, self._without_room, self._joining, self._step)
+        left = (self._queue, self._started, self.room, self._joining, self._step)
         assert not any(left), f"{self.worker_id} still has work: {left}"
         assert self.figures() == Figures(), f"{self.worker_id} has no work, but reports {self.figures()}"
         self.pool.check_idle()
@@ -154,7 +159,7 @@ class Worker:
             self._expected -= 1
             self._expected_tokens -= job.prompt_tokens
             batch.join(job)
-        chunks = self._plan_chunks(self._timing.chunk_tokens - len(batch))
+        chunks = self._plan_chunks(self._chunk_tokens - len(batch))
         if chunks:
             self._step = _Step(now_ms, 1 if batch else 0, chunks)
             self._plan_end(now_ms + self._mixed_step_ms(chunks))
@@ -218,7 +223,7 @@ class Worker:
                 return chunks
             if not job.pulling:
                 budget -= self._plan_chunk(job, budget, chunks)
-        while budget > 0 and self._queue and self._find_room(self._queue[0]):
+        while budget > 0 and self._queue and self.room.find(self._queue[0]):
             job = self._queue.popleft()
             self._start_prompt(job)
             if not job.pulling:
@@ -284,41 +289,9 @@ class Worker:
         self._queued_tokens += tokens - job.counted_tokens
         job.counted_tokens = tokens
 
-    # -- room
-
-    def _find_room(self, job: Job) -> bool:
-        """False: it stands in the row of those that wait for room. Ask again whenever its turn may have come."""
-        waiting = self._without_room
-        if (not waiting or job is waiting[0]) and self._hold(job):
-            if waiting:
-                waiting.popleft()
-                job.waits_for_room = False
-            return True
-        if not job.waits_for_room:
-            job.waits_for_room = True
-            waiting.append(job)
-        return False
-
-    def _hold(self, job: Job) -> bool:
-        if job.prompt_on is self and not job.is_local:
-            job.prompt_room = self.pool.hold(job.chain, job.prompt_blocks)
-            return job.prompt_room is not None
-        job.answer_room = self.pool.hold(job.chain, job.answer_blocks)
-        if job.answer_room is None:
-            return False
-        if job.is_local:
-            job.prompt_room = job.answer_room
-        else:
-            job.sent_blocks = job.answer_room.named
-        return True
-
     def _give_room(self) -> None:
-        """Room became free. Answers take it here; a prompt, whose turn it is, when its first chunk is planned."""
-        waiting = self._without_room
-        while waiting and waiting[0].prompt_on is not self:
-            job = waiting[0]
-            if not self._find_room(job):
-                return
+        """Some became free."""
+        for job in self.room.find_for_answers():
             job.prompt_on._enqueue(job)
 
     # -- transfers
@@ -335,7 +308,7 @@ class Worker:
         job.pulling = True
         job.outcome.pulled_blocks = blocks - room.named
         pin = peer.pool.pin(job.chain, blocks)
-        self._events.at(self._receive(blocks - room.named), self._pulled, job, peer, pin)
+        self._events.at(self._link.receive(blocks - room.named), self._pulled, job, peer, pin)
 
     def _pulled(self, job: Job, peer: Worker, pin: Holding) -> None:
         assert job.prompt_room is not None
@@ -351,17 +324,9 @@ class Worker:
     def _send(self, job: Job, blocks: int) -> None:
         """The leading `blocks` blocks are here: what the decode worker lacks of them goes there."""
         if not job.is_local and blocks > job.sent_blocks:
-            job.kv_ready_ms = job.answer_on._receive(blocks - job.sent_blocks)
+            job.kv_ready_ms = job.answer_on._link.receive(blocks - job.sent_blocks)
             job.outcome.moved_blocks += blocks - job.sent_blocks
             job.sent_blocks = blocks
-
-    def _receive(self, blocks: int) -> float:
-        """When so many blocks that set out now will be here: one transfer after the other on the worker's link."""
-        timing = self._timing
-        self._link_free_ms = max(self._link_free_ms, self._events.now_ms) + transfer_ms(
-            blocks * timing.block_bytes, gigabytes_per_s=timing.link_gigabytes_per_s
-        )
-        return self._link_free_ms
 
     def _moved(self, job: Job) -> None:
         """The decode worker has all blocks of a prompt that was computed here."""
