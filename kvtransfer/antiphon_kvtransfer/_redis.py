@@ -21,11 +21,13 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from antiphon_kvtransfer.access import RedisAccess
 
 COMMAND_DEADLINE_S = 1.0
-BULK_DEADLINE_S = 5.0
-"""For commands that carry a whole set of block hashes."""
 
 SESSION_ERRORS = (RedisError, OSError, TimeoutError)
 """What ends a session and is answered by a new one."""
+
+
+class PartsLost(RedisError):
+    """What was written a moment ago is not there any more."""
 
 
 def problem(error: Exception) -> str:

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,18 +28,18 @@ import msgspec
 from antiphon_kvtransfer import _scripts
 from antiphon_kvtransfer._events import pack_hashes
 from antiphon_kvtransfer._redis import (
-    BULK_DEADLINE_S,
     COMMAND_DEADLINE_S,
     SESSION_ERRORS,
     Backoff,
     Outage,
+    PartsLost,
     RedisSession,
     problem,
     session,
 )
 from antiphon_kvtransfer._scripts import WriteStatus
 from antiphon_kvtransfer.access import RedisAccess, access_of
-from antiphon_kvtransfer.identity import BlockHash
+from antiphon_kvtransfer.identity import HASH_BYTES, BlockHash
 from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
 from antiphon_kvtransfer.records import WorkerRecord, encode_record
 
@@ -50,6 +51,10 @@ EVENTS_KEPT = 20_000
 """About so many events stay in a model's stream; a reader further behind loads the sets anew."""
 DELTA_HASHES = 256
 """A delta stops taking further changes at so many hashes, which bounds the stream's memory."""
+PART_HASHES = 4_000
+"""A whole set is written in parts of so many: Redis serves nobody else for the 2 ms that one takes."""
+PART_TTL_MS = 10_000
+"""A part that nobody put in place is gone after that."""
 MAX_PENDING_HASHES = 100_000
 """Changes not yet written that are kept; with more, the whole set is written instead."""
 
@@ -336,22 +341,30 @@ class WorkerAnnouncer:
     async def _publish(self, redis: RedisSession) -> bool:
         """Write the engine's whole set. False: another incarnation owns our id."""
         self._pending.forgive()
-        sequence, packed = await asyncio.to_thread(self._packed_snapshot)
+        sequence, parts = await asyncio.to_thread(self._packed_snapshot)
         worker_id = self._record.worker_id
+        written = uuid.uuid4().hex
+        part_key = self._keys.part(worker_id, written)
+        for part in parts[:-1]:
+            await redis.script(_scripts.WRITE_PART, (part_key,), (part, PART_TTL_MS), COMMAND_DEADLINE_S)
         (status,) = await redis.script(
             _scripts.WRITE_ALL,
-            (self._keys.index(worker_id), self._keys.blocks(worker_id), self._keys.events),
+            (self._keys.index(worker_id), self._keys.blocks(worker_id), self._keys.events, part_key),
             (
                 worker_id,
                 self._record.incarnation,
                 self._record.started_at_ms,
                 sequence,
-                packed,
+                parts[-1],
+                sum(len(part) for part in parts) // HASH_BYTES,
+                written,
                 self._index_ttl_ms,
                 EVENTS_KEPT,
             ),
-            BULK_DEADLINE_S,
+            COMMAND_DEADLINE_S,
         )
+        if status == WriteStatus.MISMATCH:
+            raise PartsLost("a part of the set of blocks was gone before the last one came: does redis evict keys?")
         if status == WriteStatus.SUPERSEDED:
             self._is_superseded()
             return False
@@ -359,9 +372,12 @@ class WorkerAnnouncer:
         self.republished += 1
         return True
 
-    def _packed_snapshot(self) -> tuple[int, bytes]:
+    def _packed_snapshot(self) -> tuple[int, list[bytes]]:
+        """The engine's (sequence, set), in packed parts; at least one, which may be empty."""
         sequence, hashes = self._snapshot()
-        return sequence, pack_hashes(hashes)
+        packed = pack_hashes(hashes)
+        part_bytes = PART_HASHES * HASH_BYTES
+        return sequence, [packed[at : at + part_bytes] for at in range(0, len(packed), part_bytes)] or [b""]
 
     # -- said once per outage
 

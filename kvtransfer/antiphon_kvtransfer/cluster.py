@@ -11,6 +11,11 @@ Two safety nets make the mirror equal the workers' true contents again after any
   to that id are applied, the mirror must be at least there; a worker that is not is loaded anew. So events that
   were trimmed away, a stream that went backward, and a Redis that lost or changed its content all show within one look.
 
+A set is read page by page, and may change meanwhile. It counts as read at the sequence of its *first* page, so the
+deltas after that are applied to it as they come, also those that a later page showed already. A block that no such
+delta names was there, or not there, all the time, and `SSCAN` tells of it rightly; the others are as the last delta
+says. So with the deltas up to the last page the set is exactly right, and no page has to wait for another.
+
 While Redis is out of reach the mirror freezes: workers and blocks stay as they were last known. A record that
 vanished counts by the rule of `RecordLedger`; the operator's record of a model by that of `ModelLedger`.
 """
@@ -36,7 +41,6 @@ from antiphon_kvtransfer._events import (
     unpack_hashes,
 )
 from antiphon_kvtransfer._redis import (
-    BULK_DEADLINE_S,
     COMMAND_DEADLINE_S,
     SESSION_ERRORS,
     Backoff,
@@ -46,6 +50,7 @@ from antiphon_kvtransfer._redis import (
     session,
 )
 from antiphon_kvtransfer.access import RedisAccess, access_of
+from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
 from antiphon_kvtransfer.mirror import Applied, BlockMirror, Position
 from antiphon_kvtransfer.model_record import ModelLedger, ModelRecord, ModelRecordError, decode_model_record
@@ -54,6 +59,12 @@ from antiphon_kvtransfer.records import RecordError, RecordLedger, WorkerRecord,
 _log = logging.getLogger("antiphon.membership")
 
 EVENTS_AT_ONCE = 512
+WORKERS_AT_ONCE = 250
+"""Looked at by one script."""
+HASHES_AT_ONCE = 4_000
+"""Read by one script. Each holds Redis up for about a millisecond."""
+LOOK_GAP_S = 0.1
+"""Looks that events ask for are this far apart: a fleet that starts writes an event for each of its records."""
 
 
 @dataclass(slots=True)
@@ -84,6 +95,21 @@ class _Look:
     positions: dict[str, Position]
     model_record: bytes
     """Empty: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Some of a worker's set, read at `position`."""
+
+    position: Position
+    written: bytes
+    """Names the writing of the whole set that this is a page of."""
+    next_cursor: bytes
+    hashes: list[BlockHash]
+
+    def is_of_one_set_with(self, later: _Page) -> bool:
+        """The set was changed by deltas at most, and not replaced, between this page and a later one."""
+        return (self.position.incarnation, self.written) == (later.position.incarnation, later.written)
 
 
 class ClusterMirror:
@@ -223,7 +249,8 @@ class _ModelReader:
         self._outage = Outage()
         self._run_id = ""
         self._cursor: bytes | None = None
-        self._stale: set[str] = set()
+        # In the order in which they are loaded.
+        self._stale: dict[str, None] = {}
         self._look_now = False
         self.healthy = False
 
@@ -263,10 +290,14 @@ class _ModelReader:
             self.healthy = True
             self._outage.over()
             backoff.succeeded()
-            await self._load_stale(redis)
-            while not self._look_now and (left_s := started + self._look_s - loop.time()) > 0:
-                await self._read_events(redis, block_ms=max(1, int(left_s * 1000)))
-                await self._load_stale(redis)
+            while True:
+                # Loading a fleet takes its time: events and looks must not wait for it.
+                await self._load_one(redis)
+                gap_s = min(LOOK_GAP_S, self._look_s) if self._look_now else self._look_s
+                left_s = started + gap_s - loop.time()
+                if left_s <= 0:
+                    break
+                await self._read_events(redis, block_ms=None if self._stale else max(1, int(left_s * 1000)))
 
     # -- looking
 
@@ -294,7 +325,7 @@ class _ModelReader:
         if look.run_id != self._run_id or self._went_backward(look.last_event):
             # Another Redis, or one that lost its stream: what we read so far does not continue there.
             self._cursor = look.last_event
-            self._stale.update(look.positions)
+            self._stale.update(dict.fromkeys(look.positions))
         else:
             await self._read_up_to(redis, look.last_event)
         self._run_id = look.run_id
@@ -305,17 +336,25 @@ class _ModelReader:
             backward = earlier is not None and earlier.sequence > there.sequence
             if worker_id not in self._stale and worker_id in self._ledger.records and (behind or backward):
                 self._counters.catch_ups += 1
-                self._stale.add(worker_id)
-        self._stale.update(self._blocks.incomplete(self._model))
+                self._stale[worker_id] = None
+        self._stale.update(dict.fromkeys(self._blocks.incomplete(self._model)))
 
     async def _read_look(self, redis: RedisSession) -> _Look:
+        """Page by page. The last event comes with the last page, so none of the positions is ahead of it."""
         keys = self._keys
-        run_id, last_event, rows, model_record = await redis.script(
-            _scripts.READ_WORKERS,
-            (keys.workers, keys.events, keys.model_record),
-            (keys.record_prefix, keys.index_prefix),
-            COMMAND_DEADLINE_S,
-        )
+        rows: list[list[bytes]] = []
+        others: list[bytes] = []
+        while True:
+            run_id, last_event, page, model_record, rest = await redis.script(
+                _scripts.READ_WORKERS,
+                (keys.workers, keys.events, keys.model_record),
+                (keys.record_prefix, keys.index_prefix, WORKERS_AT_ONCE, *others),
+                COMMAND_DEADLINE_S,
+            )
+            rows += page
+            others = rest
+            if not others:
+                break
         return _Look(
             run_id.decode(),
             last_event,
@@ -407,9 +446,9 @@ class _ModelReader:
                 )
                 if applied is Applied.GAP:
                     self._counters.gaps += 1
-                    self._stale.add(event.worker_id)
+                    self._stale[event.worker_id] = None
             case BlocksReplaced():
-                self._stale.add(event.worker_id)
+                self._stale[event.worker_id] = None
             case RecordChanged():
                 self._look_now = True
             case Withdrawn():
@@ -419,28 +458,53 @@ class _ModelReader:
 
     # -- sets
 
-    async def _load_stale(self, redis: RedisSession) -> None:
-        """Load the sets that are not known to be right. A worker leaves the list when its set was looked at."""
-        for worker_id in sorted(self._stale):
-            reply = await redis.script(
-                _scripts.READ_BLOCKS,
-                (self._keys.index(worker_id), self._keys.blocks(worker_id)),
-                (),
-                BULK_DEADLINE_S,
-            )
-            self._stale.discard(worker_id)
-            record = self._ledger.records.get(worker_id)
-            if not reply or record is None:
-                # Not written (yet, or any more): writing it makes an event. What was known stays, as a hint.
-                continue
-            position = Position(reply[0].decode(), int(reply[1]))
-            if position.incarnation != record.incarnation:
-                # The record of that incarnation is on its way, or was: the next look knows.
-                continue
-            self._blocks.load(self._model, worker_id, position, unpack_hashes(reply[2]))
-            self._counters.reloads += 1
+    async def _load_one(self, redis: RedisSession) -> None:
+        """Load the first of the sets that are not known to be right, if there is one.
+
+        A worker leaves the list when its set was looked at; one whose set was replaced meanwhile goes to its end.
+        """
+        worker_id = next(iter(self._stale), None)
+        if worker_id is None:
+            return
+        first: _Page | None = None
+        hashes: dict[BlockHash, None] = {}
+        cursor = b"0"
+        while True:
+            page = await self._read_page(redis, worker_id, cursor)
+            first = first or page
+            if page is None or first is None or not first.is_of_one_set_with(page):
+                break
+            hashes.update(dict.fromkeys(page.hashes))
+            cursor = page.next_cursor
+            if cursor == b"0":
+                break
+        del self._stale[worker_id]
+        record = self._ledger.records.get(worker_id)
+        if page is None or first is None or record is None:
+            # Not written (yet, or any more): writing it makes an event. What was known stays, as a hint.
+            return
+        if not first.is_of_one_set_with(page):
+            self._stale[worker_id] = None
+            return
+        if first.position.incarnation != record.incarnation:
+            # The record of that incarnation is on its way, or was: the next look knows.
+            return
+        self._blocks.load(self._model, worker_id, first.position, tuple(hashes))
+        self._counters.reloads += 1
+
+    async def _read_page(self, redis: RedisSession, worker_id: str, cursor: bytes) -> _Page | None:
+        reply = await redis.script(
+            _scripts.READ_PAGE,
+            (self._keys.index(worker_id), self._keys.blocks(worker_id)),
+            (cursor, HASHES_AT_ONCE),
+            COMMAND_DEADLINE_S,
+        )
+        if not reply:
+            return None
+        incarnation, sequence, written, next_cursor, packed = reply
+        return _Page(Position(incarnation.decode(), int(sequence)), written, next_cursor, unpack_hashes(packed))
 
     def _void(self, worker_id: str) -> None:
         """Whatever spoke of that incarnation is void."""
-        self._stale.discard(worker_id)
+        self._stale.pop(worker_id, None)
         self._blocks.forget(self._model, worker_id)

@@ -5,6 +5,7 @@
     antiphon:{MODEL}:record:WORKER        string: the worker's record (JSON), with the record's time to live
     antiphon:{MODEL}:index:WORKER         hash: incarnation, started_at_ms, sequence, count
     antiphon:{MODEL}:blocks:WORKER        set: 16-byte block hashes
+    antiphon:{MODEL}:blocks:WORKER:TOKEN  set: a part of WORKER's next set, for seconds
     antiphon:{MODEL}:model                string: the operator's record of the model (JSON), with its time to live
     antiphon:{MODEL}:events               stream: deltas, republished sets, records, withdrawals
 
@@ -61,3 +62,7 @@ class ModelKeys:
 
     def blocks(self, worker_id: str) -> str:
         return f"{self._prefix}:blocks:{worker_id}"
+
+    def part(self, worker_id: str, token: str) -> str:
+        """`token` is unique, so it is no other worker's set, and no other writing's part."""
+        return f"{self.blocks(worker_id)}:{token}"

@@ -201,11 +201,8 @@ async def lose_the_answers_to_the_workers(scene: Scene) -> None:
     scene.to_workers.release()
 
 
-def gap(before: MirrorCounters, after: MirrorCounters) -> bool:
-    return after.gaps > before.gaps
-
-
 def reload(before: MirrorCounters, after: MirrorCounters) -> bool:
+    """A gap, or a look, showed it."""
     return after.reloads > before.reloads
 
 
@@ -228,11 +225,11 @@ def unreadable(before: MirrorCounters, after: MirrorCounters) -> bool:
 
 
 FAULTS = (
-    Fault("deltas dropped", drop_deltas, gap),
+    Fault("deltas dropped", drop_deltas, reload),
     Fault("deltas duplicated", duplicate_deltas, nothing),
-    Fault("deltas reordered", reorder_deltas, gap),
-    Fault("stream trimmed", trim_the_stream, gap),
-    Fault("stream deleted", delete_the_stream, gap),
+    Fault("deltas reordered", reorder_deltas, reload),
+    Fault("stream trimmed", trim_the_stream, reload),
+    Fault("stream deleted", delete_the_stream, reload),
     Fault("stream went backward", send_the_stream_backward, reload),
     Fault("unreadable events", write_nonsense, unreadable),
     Fault("gateway restarted", restart_the_gateway, all_loaded),

@@ -20,7 +20,7 @@ from antiphon_kvtransfer.cluster import ClusterMirror, MirrorCounters
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.keys import ModelKeys
 
-from tests.support.membership import FakeEngine, announcing, record, until
+from tests.support.membership import FakeEngine, announcing, block, record, until
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.valkey import Valkey
 
@@ -29,34 +29,48 @@ TTL_MS = 2000
 LOOK_MS = 500
 COMMAND_DEADLINE_S = 1.0
 LONGEST_BACKOFF_S = 1.0
+_SEQUENCES_KEPT = 1000
 STALENESS_S = min(5.0, TTL_MS / 4000 + LOOK_MS / 1000 + COMMAND_DEADLINE_S + LONGEST_BACKOFF_S + 1.0)
 """The longest way back: a command that is given up, a pause before the next session, a heartbeat that finds the loss, a
 look; and a second for the machine. With the options' defaults it is below 5 s too."""
 
 
 class ChangingEngine(FakeEngine):
-    """Remembers what it held at each sequence. State is one value, so a snapshot from another thread is never torn."""
+    """Remembers what it held at each of its last sequences. What it tells is one value, so another thread that takes a
+    snapshot never sees it torn."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__()
-        self.held_at: dict[int, frozenset[BlockHash]] = {0: frozenset()}
+        self.held_at: dict[int, frozenset[BlockHash]] = {}
+        self._universe = [block(number) for number in range(max(200, 2 * blocks))]
+        self._state: tuple[int, frozenset[BlockHash]] = (0, frozenset())
+        self.change(set(self._universe[:blocks]))
 
     def snapshot(self) -> tuple[int, frozenset[BlockHash]]:
-        sequence = len(self.held_at) - 1
-        return sequence, self.held_at[sequence]
+        return self._state
 
     def change(self, stored: set[BlockHash], removed: set[BlockHash] = frozenset()) -> None:  # type: ignore[assignment]
-        self.held_at[self.sequence + 1] = frozenset((self.held - removed) | stored)
+        sequence, held = self.sequence + 1, frozenset((self.held - removed) | stored)
+        self._state = (sequence, held)
+        self.held_at[sequence] = held
+        self.held_at.pop(sequence - _SEQUENCES_KEPT, None)
         super().change(stored, removed)
+
+    def churn(self, random_source: random.Random, universe: int = 0) -> None:
+        """Some blocks come, some go."""
+        touched = set(random_source.sample(self._universe, random_source.randrange(1, 8)))
+        self.change(touched - self.held, touched & self.held)
 
 
 class Scene:
     """`async with Scene() as scene:` gives workers w0, w1, ... that change, and a mirror that knows them."""
 
-    def __init__(self, *, workers: int = 3, seed: int = 1) -> None:
+    def __init__(self, *, workers: int = 3, blocks: int = 0, seed: int = 1) -> None:
+        """`blocks`: what each worker holds from the beginning, besides what comes and goes."""
         self.engines: dict[str, ChangingEngine] = {}
         self.server = Valkey()
         self._workers = workers
+        self._blocks = blocks
         self._source = random.Random(seed)
         self._stack = AsyncExitStack()
         self._lives: dict[str, AsyncExitStack] = {}
@@ -94,7 +108,7 @@ class Scene:
     async def start_worker(self, worker_id: str) -> None:
         """A new incarnation: an empty pool, and sequence numbers from the beginning."""
         number = self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
-        engine = self.engines[worker_id] = ChangingEngine()
+        engine = self.engines[worker_id] = ChangingEngine(self._blocks)
         life = self._lives[worker_id] = AsyncExitStack()
         about = record(worker_id, f"i{number}", started_at_ms=number)
         await life.enter_async_context(announcing(url_of(self.to_workers), engine, about, ttl_ms=TTL_MS))

@@ -56,8 +56,10 @@ def live_a_workers_life(redis: Redis, model: str) -> None:
     own = (record, index, blocks, keys.workers, keys.events)
     beat = ("w1", "i1", 1, b"{}", 5000, 20_000, 100)
     assert script(redis, _scripts.HEARTBEAT, own, *beat)[0] == WriteStatus.OK
-    everything = script(redis, _scripts.WRITE_ALL, (index, blocks, keys.events), "w1", "i1", 1, 5, BLOCKS, 20_000, 100)
-    assert everything == [WriteStatus.OK]
+    part, count = keys.part("w1", "t"), 1  # one hash, three times
+    assert script(redis, _scripts.WRITE_PART, (part,), BLOCKS[:16], 10_000) == [WriteStatus.OK]
+    everything = ("w1", "i1", 1, 5, BLOCKS[16:], count, "t", 20_000, 100)
+    assert script(redis, _scripts.WRITE_ALL, (index, blocks, keys.events, part), *everything) == [WriteStatus.OK]
     delta = ("w1", "i1", 5, 6, BLOCKS[:16], b"x" * 16, 20_000, 100)
     assert script(redis, _scripts.WRITE_DELTA, (index, blocks, keys.events), *delta) == [WriteStatus.OK]
     assert script(redis, _scripts.HEARTBEAT, own, *beat) == [WriteStatus.OK, b"6", 1]
