@@ -18,6 +18,8 @@ DONE = b"data: [DONE]\n\n"
 
 FINISH_REASONS = {pb.FINISH_STOP: "stop", pb.FINISH_LENGTH: "length"}
 
+FINISH_REASONS_JSON = {pb.FINISH_NONE: b"null", pb.FINISH_STOP: b'"stop"', pb.FINISH_LENGTH: b'"length"'}
+
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
@@ -63,7 +65,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 class Frame:
-    """The constant bytes around every chunk of one stream."""
+    """The constant bytes around every chunk of one stream. Made only for answers that are streamed."""
 
     def __init__(self, *, id: str, object: str, created: int, model: str, include_usage: bool) -> None:
         head = msgspec.json.encode({"id": id, "object": object, "created": created, "model": model})

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,10 +20,11 @@ from typing import TypeAlias
 import msgspec
 from antiphon_proto import worker_pb2 as pb
 from antiphon_telemetry import tracing
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from antiphon_gateway import chat, completions, errors, explain_page, pages, schema
+from antiphon_gateway import chat, completions, errors, explain_page, index_page, pages, schema
 from antiphon_gateway.answers import Renderer, error_event
 from antiphon_gateway.auth import ApiKeys, cache_salt
 from antiphon_gateway.dispatch import Dispatcher, no_worker
@@ -48,6 +49,7 @@ Handler: TypeAlias = Callable[[Request], Awaitable[None]]
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
 _MODELS = "/v1/models/"
 _SWEEP_S = 1.0
+_NO_PARENT = Context()
 _MAX_STARTS = 8
 """A request is started again only where it can be served elsewhere; this bounds what nobody thought of."""
 
@@ -83,11 +85,16 @@ class Gateway:
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completions},
             "/v1/models": {"GET": self._list_models},
+            index_page.PATH: {"GET": self._index},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
         }
-        self.metrics.observe(queue_depth=lambda: self.dispatcher.waiting, workers=lambda: len(self.fleet.workers()))
+        self.metrics.observe(
+            in_flight=lambda: self._in_flight,
+            queue_depth=lambda: self.dispatcher.waiting,
+            workers=lambda: len(self.fleet.workers()),
+        )
 
     # -- life
 
@@ -134,7 +141,7 @@ class Gateway:
     async def handle(self, request: Request) -> None:
         """Answer it. What goes wrong is answered or logged; nothing is raised but where the answer cannot be sent."""
         given = request.header(b"x-request-id")
-        request.request_id = given if _REQUEST_ID.match(given) else f"req-{uuid.uuid4().hex}"
+        request.request_id = given if given and _REQUEST_ID.match(given) else f"req-{_new_id()}"
         try:
             await self._handler(request)(request)
         except ApiError as error:
@@ -164,6 +171,8 @@ class Gateway:
             return {"GET": self._show_model}
         if path.startswith(explain_page.PATH) and len(path) > len(explain_page.PATH):
             return {"GET": self._explain}
+        if path.startswith(f"{index_page.PATH}/") and len(path) > len(index_page.PATH) + 1:
+            return {"GET": self._index_of_worker}
         return self._routes.get(path, {})
 
     def _handler(self, request: Request) -> Handler:
@@ -204,6 +213,16 @@ class Gateway:
         if model is None:
             raise errors.model_not_found(name)
         await request.respond(200, msgspec.json.encode(model), JSON_TYPE)
+
+    async def _index(self, request: Request) -> None:
+        self._keys.tenant(request.header(b"authorization"))
+        await request.respond(200, msgspec.json.encode(index_page.overview(self.fleet.mirror)), JSON_TYPE)
+
+    async def _index_of_worker(self, request: Request) -> None:
+        self._keys.tenant(request.header(b"authorization"))
+        worker_id = request.path[len(index_page.PATH) + 1 :]
+        page = await index_page.of_worker(self.fleet.mirror, worker_id)
+        await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
 
     async def _explain(self, request: Request) -> None:
         tenant = self._keys.tenant(request.header(b"authorization"))
@@ -309,11 +328,11 @@ class Gateway:
 
     async def _generate(self, request: Request, endpoint: str, start: Starter) -> None:
         """Count, trace and serve one generating request, whatever way it ends."""
-        parent = tracing.extract(request.header(b"traceparent"))
+        given = request.headers.get(b"traceparent")
+        parent = _NO_PARENT if given is None else tracing.extract(given.decode("latin-1"))
         span = self._tracer.start_span(f"POST {request.path}", context=parent, kind=SpanKind.SERVER)
         self._in_flight += 1
         self._idle.clear()
-        self.metrics.in_flight.inc()
         outcome = _Outcome()
         try:
             await self._serve(request, start, span, outcome)
@@ -338,7 +357,6 @@ class Gateway:
                 self.metrics.answered(outcome.model, endpoint, outcome.status)
             span.set_attribute("http.response.status_code", outcome.status)
             span.end()
-            self.metrics.in_flight.dec()
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
@@ -349,7 +367,7 @@ class Gateway:
         tenant = self._keys.tenant(request.header(b"authorization"))
         raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
         traceparent = tracing.inject(span) if span.get_span_context().is_valid else ""
-        ticket = Ticket(uuid.uuid4().hex, tenant, cache_salt(tenant), traceparent, span, time.monotonic())
+        ticket = Ticket(_new_id(), tenant, cache_salt(tenant), traceparent, span, time.monotonic())
         if span.is_recording():
             span.set_attributes(
                 {"antiphon.request_id": ticket.request_id, "antiphon.client_request_id": request.request_id}
@@ -395,6 +413,10 @@ class Gateway:
             del self._flights[flight]
             if not isinstance(flight.failure, StartAgain):
                 _account(flight, span)
+
+
+def _new_id() -> str:
+    return os.urandom(16).hex()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import msgspec
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
-from antiphon_gateway.answers import FINISH_REASONS, Frame, UsageBody, usage
+from antiphon_gateway.answers import FINISH_REASONS, FINISH_REASONS_JSON, Frame, UsageBody, usage
 from antiphon_gateway.flight import Choice, Flight, Target
 from antiphon_gateway.logprobs import ChatLogprobs, ContentLogprob, chat_logprobs
 from antiphon_gateway.models import Prompt
@@ -102,13 +103,16 @@ class ChatRenderer:
         self._top = body.top_logprobs or 0
         self._begun: set[int] = set()
         self._kept: dict[int, _Kept] = {}
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._frame = Frame(
-            id=answer_id,
+        self._include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+
+    @functools.cached_property
+    def _frame(self) -> Frame:
+        return Frame(
+            id=self._id,
             object="chat.completion.chunk",
             created=self._created,
-            model=target.name,
-            include_usage=include_usage,
+            model=self._name,
+            include_usage=self._include_usage,
         )
 
     def take(self, choice: Choice, step: pb.RequestStep) -> bytes:
@@ -122,18 +126,16 @@ class ChatRenderer:
             out = self._frame.chunk(head + delta)
         if step.text or step.logprobs:
             text = msgspec.json.encode(step.text)
-            logprobs = msgspec.json.encode(self._content(step))
+            logprobs = msgspec.json.encode(self._content(step)) if self._logprobs else b"null"
             out += self._frame.chunk(
                 head + b'{"content":' + text + b'},"logprobs":' + logprobs + b',"finish_reason":null}'
             )
         if step.finish:
-            reason = msgspec.json.encode(FINISH_REASONS[step.finish])
+            reason = FINISH_REASONS_JSON[step.finish]
             out += self._frame.chunk(head + b'{},"logprobs":null,"finish_reason":' + reason + b"}")
         return out
 
-    def _content(self, step: pb.RequestStep) -> ChatLogprobs | None:
-        if not self._logprobs:
-            return None
+    def _content(self, step: pb.RequestStep) -> ChatLogprobs:
         return ChatLogprobs(chat_logprobs(self._model.codec, step.logprobs, self._top))
 
     def end(self, flight: Flight) -> bytes:

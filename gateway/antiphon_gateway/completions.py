@@ -6,7 +6,9 @@ so no worker is asked.
 
 from __future__ import annotations
 
+import functools
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,12 +16,12 @@ import msgspec
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
-from antiphon_gateway.answers import FINISH_REASONS, Frame, UsageBody, usage
+from antiphon_gateway.answers import FINISH_REASONS, FINISH_REASONS_JSON, Frame, UsageBody, usage
 from antiphon_gateway.flight import Choice, Flight, Target
 from antiphon_gateway.logprobs import CompletionLogprobs, completion_logprobs
 from antiphon_gateway.models import Model, Prompt
 from antiphon_gateway.sampling import make_sampling
-from antiphon_gateway.schema import MAX_CHOICES_IN_ALL, CompletionBody, check_token_ids, prompts
+from antiphon_gateway.schema import MAX_CHOICES_IN_ALL, CompletionBody, packed_ids, prompts
 from antiphon_gateway.tokenization import TextWorkers
 
 DEFAULT_MAX_TOKENS = 16
@@ -64,16 +66,17 @@ def _characters(given: Sequence[str | list[int]], *, with_text: bool) -> int:
 
 
 def _prompt(given: str | list[int], model: Model, salt: bytes, index: int, *, with_text: bool) -> Prompt:
+    packed: array[int] | None = None
     if isinstance(given, str):
         token_ids, text = model.codec.encode(given, add_special_tokens=True), given
     else:
-        check_token_ids(given, model.vocab_size, "prompt")
+        packed = packed_ids(given, model.vocab_size)
         token_ids, text = given, model.codec.decode(given) if with_text else ""
     if not token_ids:
         raise errors.invalid(
             f"The prompt is empty (item {index}); a completion needs at least one token.", param="prompt"
         )
-    return model.prompt(token_ids, salt, text if with_text else "")
+    return model.prompt(token_ids, salt, text if with_text else "", packed)
 
 
 def sampling_for(body: CompletionBody, target: Target, given: Sequence[Prompt]) -> pb.Sampling:
@@ -108,13 +111,16 @@ class CompletionRenderer:
         self._top = body.logprobs
         self._echo = bool(body.echo)
         self._kept: dict[int, _Kept] = {}
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._frame = Frame(
-            id=answer_id,
+        self._include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+
+    @functools.cached_property
+    def _frame(self) -> Frame:
+        return Frame(
+            id=self._id,
             object="text_completion",
             created=self._created,
-            model=target.name,
-            include_usage=include_usage,
+            model=self._name,
+            include_usage=self._include_usage,
         )
 
     def take(self, choice: Choice, step: pb.RequestStep) -> bytes:
@@ -125,13 +131,13 @@ class CompletionRenderer:
             kept.begun = True
         if not (text or step.logprobs or step.finish):
             return b""
-        logprobs = None
+        logprobs = b"null"
         if self._top is not None and step.logprobs:
-            logprobs, kept.offset = completion_logprobs(self._model.codec, step.logprobs, self._top, kept.offset)
-        reason = FINISH_REASONS[step.finish] if step.finish else None
+            told, kept.offset = completion_logprobs(self._model.codec, step.logprobs, self._top, kept.offset)
+            logprobs = msgspec.json.encode(told)
         return self._frame.chunk(
             b'{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}'
-            % (msgspec.json.encode(text), choice.index, msgspec.json.encode(logprobs), msgspec.json.encode(reason))
+            % (msgspec.json.encode(text), choice.index, logprobs, FINISH_REASONS_JSON[step.finish])
         )
 
     def end(self, flight: Flight) -> bytes:

@@ -38,6 +38,8 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._of: dict[tuple[str, str], RequestMetrics] = {}
+        self._answered: dict[tuple[str, str, int], Counter] = {}
+        self._queued: dict[str, Histogram] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         prefix = "antiphon_gateway"
@@ -87,12 +89,15 @@ class GatewayMetrics:
         self._too_large = Counter(
             f"{prefix}_bodies_too_large", "Request bodies above the limit", registry=self.registry
         )
-        self.in_flight = Gauge(f"{prefix}_requests_in_flight", "Requests being served", registry=self.registry)
+        self._in_flight = Gauge(f"{prefix}_requests_in_flight", "Requests being served", registry=self.registry)
         self._queue_depth = Gauge(f"{prefix}_queue_depth", "Choices that wait for a worker", registry=self.registry)
         self._workers = Gauge(f"{prefix}_workers", "Workers with a standing stream", registry=self.registry)
 
-    def observe(self, *, queue_depth: Callable[[], float], workers: Callable[[], float]) -> None:
+    def observe(
+        self, *, in_flight: Callable[[], float], queue_depth: Callable[[], float], workers: Callable[[], float]
+    ) -> None:
         """What is read when the metrics are scraped."""
+        self._in_flight.set_function(in_flight)
         self._queue_depth.set_function(queue_depth)
         self._workers.set_function(workers)
 
@@ -110,13 +115,19 @@ class GatewayMetrics:
         return known
 
     def answered(self, model: str, endpoint: str, status: int) -> None:
-        self._requests.labels(model, endpoint, str(status)).inc()
+        counter = self._answered.get((model, endpoint, status))
+        if counter is None:
+            counter = self._answered[model, endpoint, status] = self._requests.labels(model, endpoint, str(status))
+        counter.inc()
 
     def cancelled(self, model: str, endpoint: str) -> None:
         self._cancelled.labels(model, endpoint).inc()
 
     def queued(self, model: str, seconds: float) -> None:
-        self._queue_wait.labels(model).observe(seconds)
+        histogram = self._queued.get(model)
+        if histogram is None:
+            histogram = self._queued[model] = self._queue_wait.labels(model)
+        histogram.observe(seconds)
 
     def refused(self, reason: str) -> None:
         self._refused.labels(reason.removeprefix("REFUSAL_").lower()).inc()

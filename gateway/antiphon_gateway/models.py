@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from antiphon_kvtransfer.identity import BlockHash, chain_hashes, chain_root
+from antiphon_kvtransfer.identity import BlockHash, ChainRoot, chain_hashes, chain_root
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway.templating import ChatTemplate, special_tokens
 from antiphon_gateway.tokenization import TokenCodec
 
 log = logging.getLogger("antiphon.gateway")
+
+_ROOTS_KEPT = 4096
+"""Chain roots, one a tenant, before they are made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Prompt:
 
 
 class Model:
-    """One model card with its tokenizer and template, loaded. Immutable."""
+    """One model card with its tokenizer and template, loaded. What it says never changes."""
 
     def __init__(self, card: pb.ModelCard) -> None:
         """Takes a while (the tokenizer): in a thread. Raises TokenizerInvalid, TemplateInvalid."""
@@ -47,17 +51,26 @@ class Model:
         self._revision = card.revision
         self._adapter = card.adapter
         self._kv_format = card.kv_format
+        self._roots: dict[bytes, ChainRoot] = {}
 
-    def prompt(self, token_ids: list[int], salt: bytes, text: str = "") -> Prompt:
-        """Block ids by the tenant's salt, for routing."""
-        root = chain_root(
-            model=self.name,
-            revision=self._revision,
-            adapter=self._adapter,
-            kv_format=self._kv_format,
-            salt=salt,
-        )
-        return Prompt(token_ids, tuple(chain_hashes(root, token_ids, self.block_tokens)), text)
+    def prompt(self, token_ids: list[int], salt: bytes, text: str = "", packed: array[int] | None = None) -> Prompt:
+        """Block ids by the tenant's salt, for routing. `packed`: the same ids as an array, where there is one."""
+        chain = chain_hashes(self._root(salt), token_ids if packed is None else packed, self.block_tokens)
+        return Prompt(token_ids, tuple(chain), text)
+
+    def _root(self, salt: bytes) -> ChainRoot:
+        root = self._roots.get(salt)
+        if root is None:
+            if len(self._roots) >= _ROOTS_KEPT:
+                self._roots.clear()
+            root = self._roots[salt] = chain_root(
+                model=self.name,
+                revision=self._revision,
+                adapter=self._adapter,
+                kv_format=self._kv_format,
+                salt=salt,
+            )
+        return root
 
 
 class ModelRegistry:

@@ -8,6 +8,7 @@ something that cannot be done are refused, never ignored.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -209,20 +210,42 @@ def prompts(body: CompletionBody) -> list[str | list[int]]:
         return [prompt]
     if not prompt:
         raise invalid("prompt is an empty list.", param="prompt")
-    kinds = set(map(type, prompt))
-    if kinds == {int}:
+    kind = type(prompt[0])
+    if kind is int:
+        # Whether all of them are ids is seen where they are packed (`packed_ids`): one pass, not two.
         return [cast(list[int], prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise invalid(f"prompt may have {MAX_PROMPTS} items, not {len(prompt)}.", param="prompt")
-    if len(kinds) > 1:
-        raise invalid("prompt mixes texts, token ids and lists of them; use one kind.", param="prompt")
+    if any(type(item) is not kind for item in prompt):
+        raise _mixed()
     return cast(list[str | list[int]], prompt)
+
+
+def _mixed() -> ApiError:
+    return invalid("prompt mixes texts, token ids and lists of them; use one kind.", param="prompt")
+
+
+def packed_ids(ids: Sequence[int], vocab_size: int) -> array[int]:
+    """A prompt's ids as 32-bit integers, every one in the vocabulary. Raises ApiError (400)."""
+    try:
+        packed = array("I", ids)
+    except TypeError as error:
+        raise _mixed() from error
+    except OverflowError as error:
+        raise _not_in_vocabulary("prompt", vocab_size) from error
+    if packed and max(packed) >= vocab_size:
+        raise _not_in_vocabulary("prompt", vocab_size)
+    return packed
+
+
+def _not_in_vocabulary(param: str, vocab_size: int) -> ApiError:
+    return invalid(f"{param}: token ids must be from 0 to {vocab_size - 1}.", param=param)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Every id must be in the vocabulary. Raises ApiError (400)."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        raise invalid(f"{param}: token ids must be from 0 to {vocab_size - 1}.", param=param)
+        raise _not_in_vocabulary(param, vocab_size)
 
 
 def _within(value: float | None, low: float, high: float, param: str) -> None:
