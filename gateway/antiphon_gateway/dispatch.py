@@ -4,10 +4,10 @@
                   ^            |            |         |
                   +- refused --+            +---------+-- lost or failed: elsewhere, with the output so far
 
-Workers accept only what they will start soon, so everything that waits, waits here: bounded, tenants in turn, with a
-deadline. Placing is a pure decision (`antiphon_policy.routing.route`) over what is known now. Everything runs on the
-event loop as plain calls without waiting; the handler of a flight withdraws it in a `finally`, and then nothing of it
-is left here or on any worker.
+Workers are given only what they will start soon, so everything that waits, waits here: bounded, fair, with a deadline
+(`waiting`, docs/admission.md). Where it goes is a pure decision over what is known now (`placing`). Everything runs on
+the event loop as plain calls without waiting; the handler of a flight withdraws it in a `finally`, and then nothing of
+it is left here or on any worker.
 
 Each choice belongs to a group of workers (`groups`), and there is one queue a group. A choice whose group has nobody
 left for it moves to another one while it has no output; if that has another card, its prompt has to be made anew, and
@@ -24,29 +24,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from antiphon_kvtransfer.model_record import ModelRecord
-from antiphon_policy.routing import (
-    NoWorker,
-    RouteDecision,
-    RouteRequest,
-    RoutingSnapshot,
-    WorkerRole,
-    WorkerView,
-    route,
-)
+from antiphon_policy.admission import Entry
+from antiphon_policy.holding import retry_after_s
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
-from antiphon_gateway.explain import Outcome, OutcomeState, RouteInputs
+from antiphon_gateway.explain import Outcome, OutcomeState
 from antiphon_gateway.explain_span import submission_attributes
-from antiphon_gateway.fleet import Fleet, can_decode
+from antiphon_gateway.fleet import Fleet
 from antiphon_gateway.flight import Choice, Flight, StartAgain
 from antiphon_gateway.groups import Group
 from antiphon_gateway.load import Pledge, WorkerLoad
 from antiphon_gateway.lobby import Lobby
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.options import GatewayOptions
+from antiphon_gateway.placing import Placing, Plan
 from antiphon_gateway.selection import Selection
-from antiphon_gateway.waiting import WaitingQueue
+from antiphon_gateway.sessions import Sessions
+from antiphon_gateway.waiting import GroupQueue
 from antiphon_gateway.worker_client import WorkerClient
 
 log = logging.getLogger("antiphon.gateway")
@@ -61,16 +56,29 @@ _LINKS_FOR_S = 1.0
 class Attempt:
     """One choice on one worker: the `Submission` that the worker's stream calls."""
 
-    __slots__ = ("_dispatcher", "answered", "choice", "heard_at", "load", "outcome", "pledges", "ref")
+    __slots__ = (
+        "_dispatcher",
+        "answered",
+        "choice",
+        "entry",
+        "heard_at",
+        "load",
+        "outcome",
+        "pledges",
+        "ref",
+        "sent_at",
+    )
 
-    def __init__(self, dispatcher: Dispatcher, choice: Choice, load: WorkerLoad, outcome: Outcome) -> None:
-        self.choice = choice
+    def __init__(self, dispatcher: Dispatcher, entry: Entry[Choice], load: WorkerLoad, outcome: Outcome) -> None:
+        self.entry = entry
+        """Its place in the queue, where it goes back to."""
+        self.choice = entry.key
         self.load = load
         self.outcome = outcome
         self.pledges: tuple[tuple[WorkerLoad, Pledge], ...] = ()
         self.ref = 0
         self.answered = False
-        self.heard_at = time.monotonic()
+        self.heard_at = self.sent_at = time.monotonic()
         self._dispatcher = dispatcher
 
     def accepted(self) -> None:
@@ -104,7 +112,9 @@ class Dispatcher:
         self._options = options
         self._metrics = metrics
         self._loads: dict[WorkerClient, WorkerLoad] = {}
-        self._queues: dict[Group, WaitingQueue] = {}
+        self._queues: dict[Group, GroupQueue] = {}
+        """Of groups that have workers, or something that waits."""
+        self._sessions = Sessions()
         self._orders = itertools.count(1)
         self._links: Mapping[tuple[str, str], float] = {}
         self._links_at = float("-inf")
@@ -124,17 +134,13 @@ class Dispatcher:
 
     def enqueue(self, flight: Flight) -> None:
         """Take a flight over; it fails where nobody can serve it. Raises ApiError (429) if there is no place."""
-        queue = self._queues.setdefault(flight.target.group, WaitingQueue())
         for choice in flight.choices:
             choice.order = next(self._orders)
-            queue.append(choice)
-        self._pump(flight.target.group)
-        if self.waiting > self._options.queue_size:
-            waiting = [choice for choice in flight.choices if choice.attempt is None and not choice.ended]
-            if waiting:
-                self.withdraw(flight)
-                raise errors.queue_full(self._options.queue_size)
-        if any(choice.attempt is None and not choice.ended for choice in flight.choices):
+            self._offer(choice)
+        waiting = [choice for choice in flight.choices if choice.attempt is None and not choice.ended]
+        if waiting:
+            self._make_room(flight)
+            self._refuse_hopeless(flight, waiting)
             self._set_deadline(flight)
 
     def withdraw(self, flight: Flight) -> bool:
@@ -153,9 +159,7 @@ class Dispatcher:
                 left = True
                 self._close(attempt, OutcomeState.WITHDRAWN)
                 attempt.load.client.cancel(attempt.ref)
-        if left:
-            for group in {choice.group for choice in flight.choices}:
-                self._look_again(group)
+                self._changed(attempt.load)
         return left
 
     def sweep(self, flight: Flight, now: float) -> None:
@@ -166,39 +170,43 @@ class Dispatcher:
             if attempt is not None and now - attempt.heard_at > limit_s:
                 self._close(attempt, OutcomeState.STALLED)
                 attempt.load.client.cancel(attempt.ref)
+                self._changed(attempt.load)
                 choice.fail(errors.stalled(limit_s))
 
     # -- FleetListener
 
     def worker_attached(self, client: WorkerClient) -> None:
-        self._loads[client] = WorkerLoad(client)
+        load = self._loads[client] = WorkerLoad(client, time.monotonic())
         self._links_at = float("-inf")
-        if client.attachment is not None:
-            model = client.attachment.group.model
-            for group in [group for group in self._queues if group.model == model]:
-                self._look_again(group)
-            self.lobby.call(model)
+        self._queue(load.group).placing.joined(load)
+        for group, queue in self._queues.items():
+            if group.model == load.group.model:
+                queue.look_soon()
+        self.lobby.call(load.group.model)
 
     def worker_detached(self, client: WorkerClient) -> None:
-        # Its requests hear `lost` one by one, after this.
-        self._loads.pop(client, None)
+        # Its requests hear `lost` one by one, after this. And what waits looks again later, not now: its next
+        # incarnation may be about to take its place.
+        load = self._loads.pop(client, None)
         self._metrics.worker_lost()
-        if client.attachment is not None and client.attachment.group in self._queues:
-            # Not now: its next incarnation may be about to take its place.
-            asyncio.get_running_loop().call_soon(self._look_again, client.attachment.group)
+        if load is not None:
+            queue = self._queue(load.group)
+            queue.placing.left(load)
+            queue.look_soon()
+            self._forget_unused(load.group)
 
     def records_changed(self) -> None:
         """Who drains, names and weights may be others: what waits looks again."""
-        for group in list(self._queues):
-            self._look_again(group)
+        for queue in self._queues.values():
+            queue.placing.all_changed()
+            queue.look_soon()
         self.lobby.call_all()
 
     def worker_load_changed(self, client: WorkerClient) -> None:
         load = self._loads.get(client)
         if load is not None:
             load.settle(time.monotonic())
-            if client.attachment is not None and client.attachment.group in self._queues:
-                self._look_again(client.attachment.group)
+            self._changed(load)
 
     # -- what attempts hear
 
@@ -224,7 +232,8 @@ class Dispatcher:
         elif client.attachment is not None:
             log.info("worker %s turned a request away (%s): %s", client.attachment.worker_id, name, message)
             choice.excluded.add(client.attachment.worker_id)
-        self._wait_again(choice)
+        self._changed(attempt.load)
+        self._wait_again(attempt)
 
     def stepped(self, attempt: Attempt, step: pb.RequestStep) -> None:
         choice = attempt.choice
@@ -251,7 +260,8 @@ class Dispatcher:
             self._close(attempt, OutcomeState.FINISHED if kept else OutcomeState.WITHDRAWN)
             attempt.outcome.finished(step)
             attempt.load.full_since = None
-            self._pump(choice.group)
+            self._queue(choice.group).placing.ended(len(choice.output))
+            self._changed(attempt.load)
 
     def _measure(self, choice: Choice, now: float, previous: float) -> None:
         flight = choice.flight
@@ -278,22 +288,114 @@ class Dispatcher:
         if choice.output:
             # It had its turn: the time that it was served does not count against it now.
             choice.flight.queued_at = time.monotonic()
-        self._wait_again(choice)
+        self._wait_again(attempt)
         if not choice.ended:
             self._metrics.retried()
 
     # -- the queue
 
-    def _wait_again(self, choice: Choice) -> None:
-        flight = choice.flight
-        self._queues.setdefault(choice.group, WaitingQueue()).put_back(choice)
-        self._pump(choice.group)
+    def _queue(self, group: Group) -> GroupQueue:
+        queue = self._queues.get(group)
+        if queue is None:
+            queue = self._queues[group] = GroupQueue(
+                Placing(group, self._fleet, self._sessions, self._draw),
+                submit=self._submit,
+                nobody=self._nobody,
+                served=lambda: self.selection.choose(group.model) is not None,
+                links=self._link_speeds,
+            )
+        return queue
+
+    def _forget_unused(self, group: Group) -> None:
+        queue = self._queues.get(group)
+        if queue is not None and not len(queue) and not len(queue.placing):
+            queue.close()
+            del self._queues[group]
+
+    def _changed(self, load: WorkerLoad) -> None:
+        """Its figures are others: whoever waits looks again if it has room now."""
+        queue = self._queues.get(load.group)
+        if queue is not None:
+            queue.changed(load)
+
+    def _offer(self, choice: Choice) -> None:
+        """Place it, or let it wait."""
+        flight, wishes = choice.flight, choice.flight.ticket.wishes
+        queue = self._queue(choice.group)
+        record = self._fleet.catalogue.record(choice.group.model)
+        promises_s = [wishes.timeout_s] if wishes.timeout_s is not None else []
+        if record is not None and record.ttft_p95_ms is not None:
+            promises_s.append(record.ttft_p95_ms / 1e3)
+        entry = Entry(
+            key=choice,
+            arrived_ms=flight.began_at * 1e3,
+            uncached_tokens=len(choice.prompt.token_ids),
+            tenant=flight.ticket.tenant,
+            priority=flight.priority,
+            due_ms=(flight.began_at + min(promises_s)) * 1e3 if promises_s and not choice.output else None,
+            place=choice.order,
+        )
+        queue.offer(entry)
+
+    def _wait_again(self, attempt: Attempt) -> None:
+        choice, entry = attempt.choice, attempt.entry
+        if choice.output:
+            # It was promised a first token, and that came.
+            entry.due_ms = None
+        self._queue(choice.group).offer(entry)
         if choice.attempt is None and not choice.ended:
-            if self.waiting > self._options.queue_size:
+            if self._is_full():
                 self._unqueue(choice)
-                choice.fail(errors.queue_full(self._options.queue_size))
+                choice.fail(self._queue_full(choice.group))
             else:
-                self._set_deadline(flight)
+                self._set_deadline(choice.flight)
+
+    # -- bounds
+
+    def _is_full(self) -> bool:
+        if self.waiting > self._options.queue_size:
+            return True
+        # One alone always may wait, however long it is.
+        tokens = sum(queue.line.waiting_tokens for queue in self._queues.values())
+        return tokens > self._options.queue_tokens and self.waiting > 1
+
+    def _make_room(self, flight: Flight) -> None:
+        """Refuse the newest of whoever takes most of the room, for the weight of its class. Raises ApiError (429) if
+        that is the flight itself: so a tenant that floods the queue does not keep the others out."""
+        while self._is_full():
+            crowds = [
+                crowd
+                for queue in self._queues.values()
+                if (crowd := queue.line.crowding(self._options.queue_size, self._options.queue_tokens)) is not None
+            ]
+            victim = max(crowds, key=lambda crowd: crowd[0])[1].key if crowds else None
+            if victim is None or victim.flight is flight or victim.output or victim.group not in self._queues:
+                self.withdraw(flight)
+                raise self._queue_full(flight.target.group)
+            self._unqueue(victim)
+            victim.fail(self._queue_full(victim.group))
+
+    def _refuse_hopeless(self, flight: Flight, waiting: Sequence[Choice]) -> None:
+        """Raises ApiError (429) where the client gives up before its turn can come. Only clients that said when: an
+        operator's limit is no reason to trust a prediction that far."""
+        timeout_s = flight.ticket.wishes.timeout_s
+        if timeout_s is None:
+            return
+        left_ms = (flight.began_at + timeout_s - time.monotonic()) * 1e3
+        predicted_ms = max(self._queue(choice.group).predicted_ms(choice) for choice in waiting)
+        if predicted_ms > left_ms:
+            self.withdraw(flight)
+            retry_s = self._retry_after_s(flight.target.group)
+            raise errors.deadline_unreachable(predicted_ms / 1e3, timeout_s, retry_after_s=retry_s)
+
+    def _queue_full(self, group: Group) -> errors.ApiError:
+        return errors.queue_full(self._options.queue_size, retry_after_s=self._retry_after_s(group))
+
+    def _retry_after_s(self, group: Group) -> int:
+        """When half of what waits will have been computed, by the workers' own step models."""
+        queue = self._queue(group)
+        rate = queue.placing.tokens_per_ms(time.monotonic())
+        return retry_after_s(queue.line.waiting_tokens / 2, rate, self._draw())
 
     def _set_deadline(self, flight: Flight) -> None:
         if flight.deadline_timer is None:
@@ -302,7 +404,11 @@ class Dispatcher:
             )
 
     def _remaining_s(self, flight: Flight) -> float:
-        return flight.queued_at + self._options.queue_timeout_s - time.monotonic()
+        ends_at = flight.queued_at + self._options.queue_timeout_s
+        timeout_s = flight.ticket.wishes.timeout_s
+        if timeout_s is not None:
+            ends_at = min(ends_at, flight.began_at + timeout_s)
+        return ends_at - time.monotonic()
 
     def _deadline_passed(self, flight: Flight) -> None:
         flight.deadline_timer = None
@@ -312,64 +418,21 @@ class Dispatcher:
             return
         for choice in flight.choices:
             if self._unqueue(choice):
-                choice.fail(errors.queue_timeout(self._options.queue_timeout_s))
+                timeout_s = min(self._options.queue_timeout_s, flight.ticket.wishes.timeout_s or float("inf"))
+                choice.fail(errors.queue_timeout(timeout_s, retry_after_s=self._retry_after_s(choice.group)))
 
     def _unqueue(self, choice: Choice) -> bool:
         """Whether it was waiting."""
         queue = self._queues.get(choice.group)
         if queue is None or not queue.remove(choice):
             return False
-        if not queue:
-            del self._queues[choice.group]
+        self._forget_unused(choice.group)
         return True
 
-    def _look_again(self, group: Group) -> None:
-        """Place what waits, if anybody can serve it. With nobody there it goes on waiting: a worker may come back."""
-        if self.selection.decoders(group) or self.selection.choose(group.model) is not None:
-            self._pump(group)
-
-    def _pump(self, group: Group) -> None:
-        """Place what waits for the group, in turn, as far as there is room; and for those that it sends some to."""
-        due = [group]
-        while due:
-            group = due.pop()
-            queue = self._queues.get(group)
-            while queue:
-                choice = queue.head()
-                candidates = self._candidates(choice)
-                if candidates and not self._place(choice, candidates):
-                    break
-                queue.pop()
-                if not candidates and self._move(choice):
-                    self._queues.setdefault(choice.group, WaitingQueue()).put_back(choice)
-                    due.append(choice.group)
-            if queue is not None and not queue:
-                del self._queues[group]
-
-    def _place(self, choice: Choice, candidates: Sequence[WorkerLoad]) -> bool:
-        """Submit the choice. False: it has to wait."""
-        if not any(load.open for load in candidates):
-            return False
-        model = choice.flight.model
-        prompt = choice.prompt
-        leading = self._fleet.leading_blocks(model, prompt.chain)
-        snapshot = RoutingSnapshot(workers=self._views(choice, leading), link_gigabytes_per_s=self._link_speeds())
-        request = RouteRequest(
-            prompt_tokens=len(prompt.token_ids) + len(choice.output),
-            block_tokens=model.block_tokens,
-            block_bytes=model.block_bytes,
-            max_tokens=choice.sampling.max_tokens - len(choice.output),
-        )
-        draw = self._draw()
-        try:
-            decision = route(snapshot, request, draw)
-        except NoWorker as error:
-            log.debug("request %s has to wait: %s", choice.flight.ticket.request_id, error)
-            return False
-        held = {view.worker_id: view.leading_blocks for view in snapshot.workers if view.leading_blocks}
-        inputs = RouteInputs(request, draw, snapshot.workers, held, snapshot.link_gigabytes_per_s, snapshot.workload)
-        self._submit(choice, decision, leading, inputs)
-        return True
+    def _nobody(self, choice: Choice) -> None:
+        """No worker of its group can serve it any more."""
+        if self._move(choice):
+            self._offer(choice)
 
     def _move(self, choice: Choice) -> bool:
         """The choice's group has nobody for it: give it another one. False: it has ended, one way or another."""
@@ -394,30 +457,6 @@ class Dispatcher:
             choice.fail(nobody)
         return False
 
-    def _candidates(self, choice: Choice) -> list[WorkerLoad]:
-        """Workers that may decode the choice, if not now then later."""
-        return [
-            self._loads[client]
-            for client in self.selection.decoders(choice.group, choice.excluded)
-            if client in self._loads
-        ]
-
-    def _views(self, choice: Choice, leading: Mapping[str, int]) -> tuple[WorkerView, ...]:
-        views = []
-        for client in self.selection.usable(choice.group):
-            load = self._loads.get(client)
-            attachment = client.attachment
-            if load is None or attachment is None or attachment.worker_id in choice.excluded:
-                continue
-            role = attachment.role
-            if can_decode(role) and not load.open:
-                # It has no room for one more answer, but it may still compute a prompt.
-                if role is WorkerRole.DECODE:
-                    continue
-                role = WorkerRole.PREFILL
-            views.append(load.view(role, leading.get(attachment.worker_id, 0)))
-        return tuple(views)
-
     def _link_speeds(self) -> Mapping[tuple[str, str], float]:
         """(reader, holder) -> GB/s of the links that are up, gathered once in a while."""
         now = time.monotonic()
@@ -436,18 +475,21 @@ class Dispatcher:
 
     # -- attempts
 
-    def _submit(self, choice: Choice, decision: RouteDecision, leading: Mapping[str, int], inputs: RouteInputs) -> None:
+    def _submit(self, entry: Entry[Choice], plan: Plan) -> None:
+        choice, decision = entry.key, plan.decision
         client = self._fleet.worker(decision.decode)
         if client is None:
-            raise AssertionError(f"the route leads to {decision.decode}, which was not in the snapshot")
+            raise AssertionError(f"the route leads to {decision.decode}, which was not in the table")
         load = self._loads[client]
         choice.submits += 1
-        record = choice.flight.trail.submitted(choice, inputs, decision)
-        attempt = Attempt(self, choice, load, record.outcome)
+        record = choice.flight.trail.submitted(choice, plan.inputs, decision)
+        attempt = Attempt(self, entry, load, record.outcome)
         choice.attempt = attempt
         choice.continued = bool(choice.output)
         load.unanswered += 1
-        attempt.pledges = self._pledge(choice, decision, leading)
+        placing = self._queue(choice.group).placing
+        attempt.pledges = placing.pledge(plan, attempt.sent_at)
+        placing.started(plan.uncached_tokens)
         ticket = choice.flight.ticket
         prefill = (decision.prefill, *decision.prefill_fallbacks) if decision.prefill is not None else ()
         submit = pb.Submit(
@@ -465,44 +507,28 @@ class Dispatcher:
             traceparent=ticket.traceparent,
         )
         attempt.ref = client.submit(submit, attempt)
+        self._sessions.went(
+            choice.group.model, ticket.tenant, ticket.wishes.session, (decision.decode, decision.prefill or "")
+        )
         if ticket.span.is_recording():
             ticket.span.add_event("submitted", submission_attributes(record))
         log.debug("request %s: %s", submit.request_id, decision.explanation)
 
-    def _pledge(
-        self, choice: Choice, decision: RouteDecision, leading: Mapping[str, int]
-    ) -> tuple[tuple[WorkerLoad, Pledge], ...]:
-        block_tokens = choice.flight.model.block_tokens
-        prompt_tokens = len(choice.prompt.token_ids) + len(choice.output)
-        blocks = prompt_tokens // block_tokens + 1
-        by = decision.prefill or decision.decode
-        to_compute = max(1, prompt_tokens - leading.get(by, 0) * block_tokens)
-        own = Pledge(tokens=to_compute if decision.prefill is None else 0, blocks=blocks, decodes=True)
-        pledges = [(decision.decode, own)]
-        if decision.prefill is not None:
-            pledges.append((decision.prefill, Pledge(tokens=to_compute, blocks=blocks, decodes=False)))
-        made = []
-        for worker_id, pledge in pledges:
-            client = self._fleet.worker(worker_id)
-            load = self._loads.get(client) if client is not None else None
-            if load is not None:
-                load.pledges.add(pledge)
-                made.append((load, pledge))
-        return tuple(made)
-
     def _release(self, attempt: Attempt) -> None:
         for load, pledge in attempt.pledges:
             load.pledges.discard(pledge)
+            self._changed(load)
         attempt.pledges = ()
 
     def _answered(self, attempt: Attempt) -> None:
         if attempt.answered:
             return
+        now = time.monotonic()
         attempt.answered = True
-        attempt.load.unanswered -= 1
+        attempt.load.answered(now - attempt.sent_at)
         choice = attempt.choice
-        self._metrics.queued(choice.flight.model.name, time.monotonic() - choice.flight.queued_at)
-        self._pump(choice.group)
+        self._metrics.queued(choice.flight.model.name, now - choice.flight.queued_at)
+        self._changed(attempt.load)
 
     def _close(self, attempt: Attempt, state: OutcomeState, why: str = "") -> None:
         """The attempt is over: it holds nothing here any more."""

@@ -120,23 +120,36 @@ def unsupported_encoding(encoding: str) -> ApiError:
     )
 
 
-def queue_full(limit: int) -> ApiError:
+def queue_full(limit: int, *, retry_after_s: int = 1) -> ApiError:
     return ApiError(
         429,
-        f"All workers are busy and {limit} choices wait already. Try again later.",
+        f"All workers are busy and as much waits already as may wait ({limit} choices). Try again in"
+        f" {retry_after_s} s.",
         type="rate_limit_error",
         code="queue_full",
-        retry_after_s=1,
+        retry_after_s=retry_after_s,
     )
 
 
-def queue_timeout(timeout_s: float) -> ApiError:
+def deadline_unreachable(predicted_s: float, timeout_s: float, *, retry_after_s: int) -> ApiError:
+    """429: by prediction the client will have given up before its first token."""
+    return ApiError(
+        429,
+        f"All workers are busy: the answer would begin in about {predicted_s:.1f} s, and this request gives up after"
+        f" {timeout_s:g} s (x-request-timeout-ms). Try again in {retry_after_s} s, or allow more time.",
+        type="rate_limit_error",
+        code="deadline_unreachable",
+        retry_after_s=retry_after_s,
+    )
+
+
+def queue_timeout(timeout_s: float, *, retry_after_s: int = 2) -> ApiError:
     return ApiError(
         503,
         f"No worker had room within {timeout_s:g} s. Try again later.",
         type="server_error",
         code="queue_timeout",
-        retry_after_s=2,
+        retry_after_s=retry_after_s,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from antiphon_policy.admission import Priority
 from antiphon_proto import worker_pb2 as pb
 from opentelemetry.trace import Span
 
@@ -20,6 +21,7 @@ from antiphon_gateway.groups import Group
 from antiphon_gateway.http import ClientGone
 from antiphon_gateway.metrics import RequestMetrics
 from antiphon_gateway.models import Model, Prompt
+from antiphon_gateway.wishes import NO_WISHES, Wishes
 
 if TYPE_CHECKING:
     from antiphon_gateway.dispatch import Attempt
@@ -37,6 +39,7 @@ class Ticket:
     span: Span
     arrived_at: float
     """Monotonic."""
+    wishes: Wishes = NO_WISHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ class Flight:
         metrics: RequestMetrics,
         failures: int = 0,
         trail: Trail | None = None,
+        priority: Priority = Priority.NORMAL,
     ) -> None:
         """`failures`: of earlier starts of the request. `trail`: where it is told what becomes of it."""
         self.ticket = ticket
@@ -178,6 +182,7 @@ class Flight:
         self.model = target.model
         self.prompts = prompts
         self.metrics = metrics
+        self.priority = priority
         self.trail = trail or Trail(ticket)
         self.choices = [
             Choice(

@@ -2,14 +2,24 @@
 
 What was just routed counts at once (a *pledge*), so that a burst does not go to one worker. A pledge ends when the
 worker's own figures include it: for the decode worker, with the first figures after it accepted; for a prefill worker,
-which the request reaches by way of another, a little later; in any case with the request's first token.
+which the request reaches by way of another, a little later; in any case with the request's first token. What nobody
+confirms ends by itself after `CONFIRMED_IN_S`, so that a lost word never makes a worker look busy for ever.
+
+A worker that has more to do than its horizon is given nothing more (`holding`), but not for longer than what it had
+to do was predicted to take: if nothing was sent to it meanwhile and it still has as much, then others fill it, or its
+figures stand still, and it gets the next request all the same.
+
+Between two reports the prompt tokens that wait on a worker are taken to become fewer as its own step model says. So a
+worker that reports seldom looks idle when it is, and one that says nothing at all looks idle, not full.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from antiphon_policy.routing import WorkerRole, WorkerView
+from antiphon_policy.holding import hold_ms, horizon_ms, prompt_tokens_per_ms
+from antiphon_policy.latency import StepModel
+from antiphon_policy.routing import WorkerView
 
 from antiphon_gateway.worker_client import WorkerClient
 
@@ -19,7 +29,13 @@ SUBMIT_WINDOW = 64
 REOPEN_AFTER_S = 0.02
 """A worker that refused for want of room is asked again at the earliest then, when its load has changed."""
 
+CONFIRMED_IN_S = 3.0
+"""A pledge that the worker's figures cannot have taken up by then never will be: a worker is silent for at most
+`--lost-after-ms` or three of its heartbeats, and says its load with each."""
+
 _REMOTE_SETTLES_S = 0.1
+_MEAN_OF = 8.0
+"""Round trips and times between reports are means over about so many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,55 +45,120 @@ class Pledge:
     tokens: int
     blocks: int
     decodes: bool
+    made_at: float
     accepted_at: float | None = None
 
 
-@dataclass(slots=True, eq=False)
 class WorkerLoad:
-    client: WorkerClient
-    pledges: set[Pledge] = field(default_factory=set)
-    unanswered: int = 0
-    full_since: float | None = None
+    """See the module. Times are monotonic seconds."""
+
+    def __init__(self, client: WorkerClient, now: float) -> None:
+        attachment = client.attachment
+        if attachment is None:
+            raise AssertionError("only attached workers have a load")
+        self.client = client
+        self.worker_id = attachment.worker_id
+        self.role = attachment.role
+        self.group = attachment.group
+        self.pledges: set[Pledge] = set()
+        self.unanswered = 0
+        self.full_since: float | None = None
+        self.said_at = now
+        """When its figures are from."""
+        self.round_trip_ms = 0.0
+        """From submitting to its answer."""
+        self.report_ms = 0.0
+        """Between two reports while it has work."""
+        self._kept_until: float | None = None
+        """While nothing is given to it: when what it had to do should be done."""
+        self._rated: tuple[StepModel, float] | None = None
 
     @property
     def open(self) -> bool:
         """Whether one more request may be submitted now."""
         return self.full_since is None and self.unanswered < SUBMIT_WINDOW
 
+    @property
+    def tokens_per_ms(self) -> float:
+        """Prompt tokens that it computes, by its step model."""
+        step = self.client.step_model
+        if self._rated is None or self._rated[0] is not step:
+            self._rated = (step, prompt_tokens_per_ms((step,)))
+        return self._rated[1]
+
+    @property
+    def horizon_ms(self) -> float:
+        """It is given new work only while it has less than that to do (`antiphon_policy.holding`)."""
+        return horizon_ms(self.client.step_model, round_trip_ms=self.round_trip_ms, report_ms=self.report_ms)
+
     def settle(self, now: float) -> None:
-        """The worker said its load: forget the pledges that it includes."""
+        """The worker said its load: forget the pledges that it includes, and those that nobody confirmed."""
+        queue = self.client.queue
+        if queue.running or queue.waiting_tokens or self.pledges:
+            self.report_ms += ((now - self.said_at) * 1e3 - self.report_ms) / _MEAN_OF
+        self.said_at = now
         if self.pledges:
             self.pledges = {pledge for pledge in self.pledges if not _included(pledge, now)}
         if self.full_since is not None and now - self.full_since >= REOPEN_AFTER_S:
             self.full_since = None
 
-    def view(self, role: WorkerRole, leading_blocks: int) -> WorkerView:
-        attachment = self.client.attachment
-        if attachment is None:
-            raise AssertionError("only attached workers are routed to")
+    def answered(self, after_s: float) -> None:
+        """It took or refused a request, so long after that was sent."""
+        self.unanswered -= 1
+        self.round_trip_ms += (after_s * 1e3 - self.round_trip_ms) / _MEAN_OF
+
+    def queued_tokens(self, now: float) -> int:
+        """Prompt tokens that it still has to compute, by what is known."""
+        said = self.client.queue.waiting_tokens
+        if said:
+            said = max(0, said - int((now - self.said_at) * 1e3 * self.tokens_per_ms))
+        return said + sum(pledge.tokens for pledge in self.pledges if now - pledge.made_at < CONFIRMED_IN_S)
+
+    def queue_ms(self, now: float) -> float:
+        return self.client.step_model.prefill_ms(new_tokens=self.queued_tokens(now))
+
+    def keeps_back(self, queue_ms: float, now: float) -> float:
+        """For how many milliseconds a request is held that would find so much to do here; 0: it should be sent."""
+        held_ms = hold_ms(queue_ms, self.horizon_ms)
+        if held_ms <= 0.0:
+            self._kept_until = None
+            return 0.0
+        if self._kept_until is None:
+            self._kept_until = now + queue_ms / 1e3
+        return 0.0 if now >= self._kept_until else held_ms
+
+    def pledge(self, pledge: Pledge) -> None:
+        """A request was sent here."""
+        self.pledges.add(pledge)
+        if pledge.tokens:
+            self._kept_until = None
+
+    def view(self, now: float, *, draining: bool) -> WorkerView:
+        """`draining`: it gets nothing new, whoever said so."""
         queue = self.client.queue
-        tokens = queue.waiting_tokens
         running = queue.running
         blocks = queue.free_blocks
         for pledge in self.pledges:
-            tokens += pledge.tokens
             running += pledge.decodes
             blocks -= pledge.blocks
         return WorkerView(
-            worker_id=attachment.worker_id,
-            role=role,
-            leading_blocks=leading_blocks,
-            queued_tokens=tokens,
+            worker_id=self.worker_id,
+            role=self.role,
+            leading_blocks=0,
+            queued_tokens=self.queued_tokens(now),
             running=running,
             kv_tokens=queue.kv_tokens,
             free_blocks=max(0, blocks),
             total_blocks=queue.total_blocks,
             step=self.client.step_model,
-            draining=queue.draining,
+            draining=draining or queue.draining,
+            may_decode=self.open,
         )
 
 
 def _included(pledge: Pledge, now: float) -> bool:
+    if now - pledge.made_at >= CONFIRMED_IN_S:
+        return True
     if pledge.accepted_at is None:
         return False
     return pledge.decodes or now - pledge.accepted_at >= _REMOTE_SETTLES_S

@@ -21,6 +21,7 @@ class GatewayOptions:
     )
     worker: tuple[str, ...] = option((), "host:port of a worker to use beside those found in Redis; may be repeated")
     queue_size: int = option(1024, "choices that may wait for a worker; one more is answered 429")
+    queue_tokens: int = option(4_194_304, "uncached prompt tokens that may wait; more are answered 429")
     queue_timeout_s: float = option(30.0, "how long a choice may wait for a worker; then it is answered 503")
     max_body_bytes: int = option(64 * 1024 * 1024, "largest request body; a larger one is answered 413")
     body_timeout_s: float = option(60.0, "how long a client may take to send its request body")

@@ -1,63 +1,181 @@
-"""The waiting queue of one model: first come first served within a tenant, tenants in turn.
+"""What waits for one group of workers, and when it is looked at again.
 
-A choice that a worker had no room for comes back to the place that it had. Plain data, no I/O; bounds and deadlines
-are the dispatcher's.
+The order is the waiting line's (`antiphon_policy.admission`); where something would go, and whether it had better
+be held, is `placing`'s to say. What is here is when: a choice that comes while nothing waits is placed at once. While
+something waits, a *look* passes over the first of it
+
+- when a worker has room that it had not (its report, an answer, an end, another worker),
+- when a held choice's worker is predicted to be done with what is before it,
+- in any case every `LOOK_EVERY_S`.
+
+One look holds at most `MAX_HELD` before it ends, and after one that took d the next comes 9 d later at the earliest (at
+most 10 ms later): so looking takes a tenth of the time, or a few hundred microseconds a look, however much waits.
+
+Owned by the dispatcher, which closes it. Runs on the event loop as plain calls.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from antiphon_policy.admission import Entry, Verdict, WaitingLine
+from antiphon_policy.routing import NoWorker
 
 from antiphon_gateway.flight import Choice
+from antiphon_gateway.load import WorkerLoad
+from antiphon_gateway.placing import Placing, Plan
+
+MAX_HELD = 16
+LOOK_EVERY_S = 0.25
+_LOOKING_SHARE = 9.0
+_MOST_APART_S = 0.01
+"""Shorter than any horizon, so no worker runs dry for want of a look."""
+
+Links = Mapping[tuple[str, str], float]
 
 
-class WaitingQueue:
-    def __init__(self) -> None:
-        self._tenants: OrderedDict[str, deque[Choice]] = OrderedDict()
-        self._size = 0
+class GroupQueue:
+    """See the module. `submit` sends a planned choice off; `nobody` is told of one that no worker of the group can
+    serve any more: it has left the queue. `served`: whether some group of the model can serve anything now."""
+
+    def __init__(
+        self,
+        placing: Placing,
+        *,
+        submit: Callable[[Entry[Choice], Plan], None],
+        nobody: Callable[[Choice], None],
+        served: Callable[[], bool],
+        links: Callable[[], Links],
+    ) -> None:
+        self.placing = placing
+        self.line: WaitingLine[Choice] = WaitingLine()
+        self._submit = submit
+        self._nobody = nobody
+        self._served = served
+        self._links = links
+        self._timer: asyncio.TimerHandle | None = None
+        self._not_before = 0.0
+        self._held_ms = 0.0
+        """The shortest that a choice of this look is held for; 0: none is."""
 
     def __len__(self) -> int:
-        return self._size
+        return len(self.line)
 
-    def append(self, choice: Choice) -> None:
-        """Behind everything of its tenant."""
-        self._tenants.setdefault(choice.flight.ticket.tenant, deque()).append(choice)
-        self._size += 1
-
-    def put_back(self, choice: Choice) -> None:
-        """At the place that its order gives it, and its tenant is next."""
-        tenant = choice.flight.ticket.tenant
-        queue = self._tenants.setdefault(tenant, deque())
-        place = 0
-        while place < len(queue) and queue[place].order < choice.order:
-            place += 1
-        queue.insert(place, choice)
-        self._tenants.move_to_end(tenant, last=False)
-        self._size += 1
-
-    def head(self) -> Choice:
-        """The next one. Only while there is one."""
-        return next(iter(self._tenants.values()))[0]
-
-    def pop(self) -> Choice:
-        """Take the next one; its tenant goes behind the others."""
-        tenant, queue = next(iter(self._tenants.items()))
-        choice = queue.popleft()
-        self._size -= 1
-        if queue:
-            self._tenants.move_to_end(tenant)
-        else:
-            del self._tenants[tenant]
-        return choice
+    def offer(self, entry: Entry[Choice]) -> None:
+        """Place it now, if nothing waits and it need not be held; else it waits."""
+        if len(self.line):
+            self._estimate(entry)
+            self.line.add(entry)
+            self.look_soon()
+            return
+        now = self._begin()
+        verdict = self._consider(entry, now)
+        if verdict in (Verdict.HOLD, Verdict.STOP):
+            self.line.add(entry)
+            self._plan_next(now)
 
     def remove(self, choice: Choice) -> bool:
         """Whether it was waiting."""
-        tenant = choice.flight.ticket.tenant
-        queue = self._tenants.get(tenant)
-        if queue is None or choice not in queue:
+        if self.line.remove(choice) is None:
             return False
-        queue.remove(choice)
-        self._size -= 1
-        if not queue:
-            del self._tenants[tenant]
+        if not len(self.line):
+            self.close()
         return True
+
+    def changed(self, load: WorkerLoad) -> None:
+        """A worker's figures are others."""
+        self.placing.changed(load)
+        if len(self.line) and self.placing.became_free(load, time.monotonic()):
+            self.look_soon()
+
+    def predicted_ms(self, choice: Choice) -> float:
+        """When the first token of one that waits would come, from now, were it the last of its tenant to go."""
+        entry = self.line.entry(choice)
+        rate = self.placing.tokens_per_ms(time.monotonic())
+        if entry is None or rate <= 0.0:
+            return 0.0
+        return self.line.ahead_of(entry) / rate + entry.service_ms
+
+    def look_soon(self) -> None:
+        """Something may be placed now that could not be before."""
+        if len(self.line):
+            self._look_at(max(time.monotonic(), self._not_before))
+
+    def look(self) -> None:
+        """Pass over what waits."""
+        self.close()
+        if not len(self.line):
+            return
+        now = self._begin()
+        if not self.placing.anybody() and not self._served():
+            # A worker may come back.
+            self._plan_next(now)
+            return
+        rate = self.placing.tokens_per_ms(now)
+        for _ in self.line.pass_over(
+            now * 1e3, lambda entry: self._consider(entry, now), tokens_per_ms=rate, max_held=MAX_HELD
+        ):
+            pass
+        ended = time.monotonic()
+        self._not_before = ended + min(_MOST_APART_S, _LOOKING_SHARE * (ended - now))
+        if len(self.line):
+            self._plan_next(ended)
+
+    def close(self) -> None:
+        """No more looks, until something asks for one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- inside
+
+    def _begin(self) -> float:
+        now = time.monotonic()
+        self._held_ms = 0.0
+        self.placing.refresh(self._links(), now)
+        return now
+
+    def _estimate(self, entry: Entry[Choice]) -> None:
+        """What it would cost where most of it is held: its order counts before it is looked at."""
+        choice = entry.key
+        tokens = len(choice.prompt.token_ids) + len(choice.output)
+        entry.matched_tokens = min(tokens - 1, self.placing.matched_tokens(choice))
+        entry.uncached_tokens = tokens - entry.matched_tokens
+
+    def _consider(self, entry: Entry[Choice], now: float) -> Verdict:
+        choice, placing = entry.key, self.placing
+        try:
+            plan = placing.plan(choice, now)
+        except NoWorker:
+            if placing.anybody(choice.excluded):
+                # All that may decode it are full: that is so for those behind it too, but where some are excluded.
+                return Verdict.HOLD if choice.excluded else Verdict.STOP
+            self.line.remove(choice)
+            self._nobody(choice)
+            return Verdict.LEAVE
+        decision = plan.decision
+        if decision.cost is not None:
+            entry.service_ms = decision.cost.ttft_ms - decision.cost.queue_ms
+        entry.matched_tokens = plan.inputs.request.prompt_tokens - plan.uncached_tokens
+        self.line.estimate(entry, plan.uncached_tokens)
+        if plan.hold_ms > 0.0:
+            placing.reserve(plan)
+            self._held_ms = min(self._held_ms or plan.hold_ms, plan.hold_ms)
+            return Verdict.HOLD
+        self._submit(entry, plan)
+        return Verdict.START
+
+    def _plan_next(self, now: float) -> None:
+        wait_s = min(self._held_ms / 1e3, LOOK_EVERY_S) if self._held_ms else LOOK_EVERY_S
+        self._look_at(max(now + wait_s, self._not_before))
+
+    def _look_at(self, at: float) -> None:
+        loop = asyncio.get_running_loop()
+        when = loop.time() + at - time.monotonic()
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(when, self.look)

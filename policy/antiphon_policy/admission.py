@@ -88,7 +88,7 @@ class Entry(Generic[K]):
     counted_tokens: int = field(default=0, init=False)
     charged_tokens: int = field(default=0, init=False)
     ahead_tokens: int = field(default=0, init=False)
-    started_before: int = field(default=0, init=False)
+    started_before: int = field(default=-1, init=False)
 
 
 class _Flow(Generic[K]):
@@ -130,6 +130,10 @@ class _Flow(Generic[K]):
         return 2, -float(entry.matched_tokens)
 
 
+def _place(entry: Entry[K]) -> int:
+    return entry.place
+
+
 class WaitingLine(Generic[K]):
     """See the module."""
 
@@ -154,6 +158,29 @@ class WaitingLine(Generic[K]):
     def __iter__(self) -> Iterator[Entry[K]]:
         return iter(list(self._entries.values()))
 
+    def entry(self, key: K) -> Entry[K] | None:
+        return self._entries.get(key)
+
+    def ahead_of(self, entry: Entry[K]) -> int:
+        """Tokens that start before it, were it the last of its tenant and class and the others kept coming."""
+        flow = self._flows[entry.priority][entry.tenant]
+        others = self.waiting_tokens - flow.tokens
+        own = flow.tokens - entry.counted_tokens
+        # While its own are served, the others get this many times as much.
+        classes = sum(self._flows) / entry.priority
+        times = classes * len(self._flows[entry.priority]) - 1.0
+        return own + min(others, int(times * flow.tokens))
+
+    def crowding(self, room_entries: int, room_tokens: int) -> tuple[float, Entry[K]] | None:
+        """Who takes most of that room for the weight of its class: (its share, the newest of its entries)."""
+        most: tuple[float, Entry[K]] | None = None
+        for priority, flows in self._flows.items():
+            for flow in flows.values():
+                share = max(len(flow.entries) / max(1, room_entries), flow.tokens / max(1, room_tokens)) / priority
+                if most is None or share > most[0]:
+                    most = (share, max(flow.entries.values(), key=_place))
+        return most
+
     def add(self, entry: Entry[K]) -> None:
         """It waits from now on. One that started and comes back (nobody took it after all) takes the place that it
         had, and its tenant gets back what that cost it."""
@@ -173,6 +200,7 @@ class WaitingLine(Generic[K]):
             entry.charged_tokens = 0
         if not entry.place:
             entry.place = next(self._places)
+        if entry.started_before < 0:
             entry.ahead_tokens = flow.tokens
             entry.started_before = flow.started_tokens
         # A flow that was empty meanwhile counts from 0 again.
@@ -205,6 +233,7 @@ class WaitingLine(Generic[K]):
             del flows[entry.tenant]
             self._tenants[entry.priority].leave(entry.tenant)
             if not flows:
+                del self._flows[entry.priority]
                 self._classes.leave(entry.priority)
         return entry
 
@@ -237,7 +266,7 @@ class WaitingLine(Generic[K]):
                 continue
             ranking = rankings.get((priority, tenant))
             if ranking is None:
-                flow = self._flows[priority].get(tenant)
+                flow = self._flows.get(priority, {}).get(tenant)
                 ranking = iter(()) if flow is None else flow.ranked(now_ms, drain_ms, self._quantum, self._order)
                 rankings[priority, tenant] = ranking
             entry = next(ranking, None)

@@ -54,7 +54,7 @@ async def test_a_worker_without_room_is_asked_again_when_its_load_has_changed() 
 async def test_a_request_goes_to_the_worker_that_has_room() -> None:
     full = FakeWorker(worker_id="full", behaviour=refusing(pb.REFUSAL_CAPACITY))
     free = FakeWorker(worker_id="free")
-    free.queue.waiting_tokens = 10_000
+    free.queue.waiting_tokens = 400
     async with running_gateway(full, free) as running:
         assert (await chat(running)).status_code == 200
         assert len(full.submits) == len(free.submits) == 1
@@ -64,7 +64,7 @@ async def test_draining_and_changed_workers_are_passed_over() -> None:
     for reason in (pb.REFUSAL_DRAINING, pb.REFUSAL_WRONG_ROLE):
         leaving = FakeWorker(worker_id="leaving", behaviour=refusing(reason))
         staying = FakeWorker(worker_id="staying")
-        staying.queue.waiting_tokens = 10_000
+        staying.queue.waiting_tokens = 400
         async with running_gateway(leaving, staying) as running:
             assert (await chat(running)).status_code == 200
             assert len(leaving.submits) == 1
@@ -118,7 +118,7 @@ async def test_waiting_has_a_deadline() -> None:
 async def test_a_failure_before_the_first_token_is_tried_elsewhere() -> None:
     bad = FakeWorker(worker_id="bad", behaviour=failing_after(0))
     good = FakeWorker(worker_id="good")
-    good.queue.waiting_tokens = 10_000
+    good.queue.waiting_tokens = 400
     async with running_gateway(bad, good) as running:
         for stream in (False, True):
             assert (await chat(running, stream=stream)).status_code == 200
@@ -143,7 +143,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced() -> None:
 
     dying = FakeWorker(worker_id="dying", behaviour=die)
     other = FakeWorker(worker_id="other")
-    other.queue.waiting_tokens = 10_000
+    other.queue.waiting_tokens = 400
     async with running_gateway(dying, other) as running:
         assert (await chat(running)).status_code == 200
         assert len(other.submits) == 1

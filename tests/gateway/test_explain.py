@@ -49,7 +49,7 @@ def _authorization(key: str) -> dict[str, str]:
 def busy(worker_id: str, **options: Any) -> FakeWorker:
     """One that is chosen only where there is no other."""
     worker = FakeWorker(worker_id=worker_id, **options)
-    worker.queue.waiting_tokens = 10_000
+    worker.queue.waiting_tokens = 400
     return worker
 
 
@@ -105,7 +105,9 @@ async def test_the_answer_names_its_route_and_the_record_tells_it_all() -> None:
         assert outcome.tpot_ms is not None
         assert outcome.ttft_error_ms == pytest.approx(outcome.ttft_ms - decision.predicted_ttft_ms, abs=0.01)
         known = {view.worker_id: view.queued_tokens for view in attempt.inputs.workers}
-        assert known == {"d": 0, "p": 0, "p2": 10_000}
+        # It is taken to compute some of them before it says so.
+        assert 0 < known.pop("p2") <= 400
+        assert known == {"d": 0, "p": 0}
 
 
 async def test_a_request_is_found_by_any_of_its_ids() -> None:

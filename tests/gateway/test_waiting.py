@@ -1,52 +1,139 @@
-"""The order of the waiting queue."""
+"""When what waits for a group is looked at. (In which order: tests/policy/test_admission.py.)"""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from antiphon_gateway.waiting import WaitingQueue
+from antiphon_gateway.waiting import MAX_HELD, GroupQueue
+from antiphon_policy.admission import Entry
+from antiphon_policy.routing import NoWorker, NoWorkerReason
+
+from tests.support.eventually import eventually
 
 
-def choice(tenant: str, order: int) -> Any:
-    return SimpleNamespace(flight=SimpleNamespace(ticket=SimpleNamespace(tenant=tenant)), order=order)
+class OneWorker:
+    """Stands in for `Placing`: one worker that holds everything back for so long."""
+
+    def __init__(self) -> None:
+        self.hold_ms = 0.0
+        self.full = False
+        self.there = True
+        self.plans: list[str] = []
+        self.freed = False
+
+    def plan(self, choice: Any, now: float) -> Any:
+        self.plans.append(choice.name)
+        if self.full or not self.there:
+            raise NoWorker(NoWorkerReason.NO_DECODE_WORKER, "none")
+        return SimpleNamespace(
+            decision=SimpleNamespace(cost=None),
+            inputs=SimpleNamespace(request=SimpleNamespace(prompt_tokens=100)),
+            uncached_tokens=100,
+            hold_ms=self.hold_ms,
+        )
+
+    def anybody(self, excluded: Any = ()) -> bool:
+        return self.there
+
+    def became_free(self, load: Any, now: float) -> bool:
+        return self.freed
+
+    def refresh(self, links: Any, now: float) -> None: ...
+
+    def reserve(self, plan: Any) -> None: ...
+
+    def changed(self, load: Any) -> None: ...
+
+    def matched_tokens(self, choice: Any) -> int:
+        return 0
+
+    def tokens_per_ms(self, now: float) -> float:
+        return 1.0
 
 
-def drain(queue: WaitingQueue) -> list[tuple[str, int]]:
-    taken = []
-    while queue:
-        head = queue.head()
-        assert queue.pop() is head
-        taken.append((head.flight.ticket.tenant, head.order))
-    return taken
+class Scene:
+    def __init__(self) -> None:
+        self.worker = OneWorker()
+        self.sent: list[str] = []
+        self.gone: list[str] = []
+        placing: Any = self.worker
+        self.queue = GroupQueue(
+            placing,
+            submit=lambda entry, plan: self.sent.append(str(entry.key.name)),  # type: ignore[attr-defined]
+            nobody=lambda choice: self.gone.append(str(choice.name)),  # type: ignore[attr-defined]
+            served=lambda: False,
+            links=dict,
+        )
+
+    def offer(self, *names: str) -> None:
+        for name in names:
+            choice: Any = SimpleNamespace(
+                name=name, excluded=set(), prompt=SimpleNamespace(token_ids=[0] * 100), output=[]
+            )
+            # A namespace is equal to another one with the same content; the queue wants things that can be keys.
+            self.queue.offer(Entry(key=_Key(choice), arrived_ms=0.0, uncached_tokens=100))  # type: ignore[arg-type]
 
 
-def test_tenants_take_turns_and_each_is_first_come_first_served() -> None:
-    queue = WaitingQueue()
-    for order, tenant in enumerate("aaabbc"):
-        queue.append(choice(tenant, order))
-    assert len(queue) == 6
-    assert drain(queue) == [("a", 0), ("b", 3), ("c", 5), ("a", 1), ("b", 4), ("a", 2)]
+class _Key:
+    def __init__(self, choice: Any) -> None:
+        self.__dict__.update(vars(choice))
 
 
-def test_what_comes_back_takes_the_place_it_had() -> None:
-    queue = WaitingQueue()
-    choices = [choice("a", order) for order in range(4)]
-    for one in choices:
-        queue.append(one)
-    for _ in range(3):
-        queue.pop()
-    for one in (choices[1], choices[0], choices[2]):
-        queue.put_back(one)
-    assert drain(queue) == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
+async def test_what_comes_while_nothing_waits_is_placed_at_once() -> None:
+    scene = Scene()
+    scene.offer("a", "b")
+    assert scene.sent == ["a", "b"]
+    assert scene.worker.plans == ["a", "b"]
+    assert len(scene.queue) == 0
 
 
-def test_what_is_withdrawn_is_gone() -> None:
-    queue = WaitingQueue()
-    first, second, stranger = choice("a", 0), choice("b", 1), choice("a", 2)
-    queue.append(first)
-    queue.append(second)
-    assert queue.remove(first)
-    assert not queue.remove(first)
-    assert not queue.remove(stranger)
-    assert drain(queue) == [("b", 1)]
+async def test_what_is_held_goes_when_its_worker_has_room() -> None:
+    scene = Scene()
+    scene.worker.hold_ms = 60_000.0
+    scene.offer("a", "b")
+    assert scene.sent == []
+    load: Any = None
+    scene.worker.hold_ms = 0.0
+    scene.queue.changed(load)
+    scene.worker.freed = True
+    scene.queue.changed(load)
+    await eventually(lambda: scene.sent == ["a", "b"])
+
+
+async def test_what_is_held_goes_when_its_worker_should_be_done_if_nobody_says_anything() -> None:
+    scene = Scene()
+    scene.worker.hold_ms = 5.0
+    scene.offer("a")
+    scene.worker.hold_ms = 0.0
+    await eventually(lambda: scene.sent == ["a"])
+    assert scene.worker.plans == ["a", "a"]
+
+
+async def test_a_look_costs_the_same_however_much_waits() -> None:
+    """vllm-project/production-stack#448: a thousand that wait must not be routed anew with every report."""
+    scene = Scene()
+    scene.worker.hold_ms = 60_000.0
+    scene.offer(*(str(at) for at in range(1000)))
+    scene.worker.plans.clear()
+    scene.queue.look()
+    assert len(scene.worker.plans) == MAX_HELD
+    scene.worker.full = True
+    scene.worker.plans.clear()
+    scene.queue.look()
+    assert len(scene.worker.plans) == 1
+    scene.queue.close()
+
+
+async def test_what_nobody_can_serve_is_told_so_and_with_no_worker_at_all_it_waits() -> None:
+    scene = Scene()
+    scene.worker.full = True
+    scene.offer("waits")
+    scene.worker.there = False
+    scene.queue.look()
+    assert (scene.gone, len(scene.queue)) == ([], 1)
+    for entry in scene.queue.line:
+        scene.queue.remove(entry.key)
+    scene.offer("comes")
+    assert (scene.gone, len(scene.queue)) == (["comes"], 0)
+    scene.queue.close()
