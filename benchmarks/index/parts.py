@@ -11,7 +11,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from antiphon_kvtransfer.identity import BlockHash
 

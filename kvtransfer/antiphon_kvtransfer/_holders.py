@@ -13,16 +13,20 @@ it does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain as concatenated
 from struct import iter_unpack
 
 from antiphon_kvtransfer.identity import HASH_BYTES, BlockHash
 
-_SHARED_MASKS = 65_536
+_ONE_HASH = f"{HASH_BYTES}s"
+
+_SHARED_MASKS = 16_384
 """So many masks are remembered to be shared. Forgetting them is harmless: equal masks are then two objects."""
 
-_EXPANDED_WORKERS = 200_000
-"""So many worker ids are kept in expanded masks, at 8 bytes each."""
+_EXPANDED_BYTES = 4_000_000
+"""Masks that were asked for are kept beside their worker ids, up to about this size."""
+
+_EXPANDED_ENTRY_BYTES = 300
+"""Of one of them, with its mask over a thousand workers; each worker id adds a pointer."""
 
 _LOG_SLACK = 1024
 """Logs up to this many hashes above twice what is held are left alone."""
@@ -39,9 +43,9 @@ class Holding:
         self.count = 0
         self.log = bytearray()
 
-    def logged(self) -> Iterator[BlockHash]:
+    def logged(self) -> list[BlockHash]:
         """All that was stored since the log was written anew: held or not, some of it twice."""
-        return concatenated.from_iterable(iter_unpack(f"{HASH_BYTES}s", bytes(self.log)))
+        return [block for (block,) in iter_unpack(_ONE_HASH, self.log)]
 
 
 class Holders:
@@ -52,7 +56,7 @@ class Holders:
         self.slots: list[str | None] = []
         self._masks: dict[int, int] = {}
         self._expanded: dict[int, tuple[str, ...]] = {}
-        self._expanded_workers = 0
+        self._expanded_bytes = 0
 
     def open(self, worker_id: str) -> Holding:
         """A slot for a worker that has none."""
@@ -65,10 +69,9 @@ class Holders:
 
     def close(self, holding: Holding) -> None:
         """Forget the worker and all that it holds; its slot is free again."""
-        self.remove(holding, tuple(holding.logged()))
+        self.remove(holding, holding.logged())
         self.slots[holding.slot] = None
-        self._expanded.clear()
-        self._expanded_workers = 0
+        self._forget_expanded()
 
     def add(self, holding: Holding, hashes: Sequence[BlockHash]) -> None:
         """The worker holds these too. Ones that it held already change nothing."""
@@ -160,12 +163,15 @@ class Holders:
         workers = self._expanded.get(mask)
         if workers is None:
             workers = tuple(worker_id for slot in _bits(mask) if (worker_id := self.slots[slot]) is not None)
-            if self._expanded_workers > _EXPANDED_WORKERS:
-                self._expanded.clear()
-                self._expanded_workers = 0
+            if self._expanded_bytes > _EXPANDED_BYTES:
+                self._forget_expanded()
             self._expanded[mask] = workers
-            self._expanded_workers += len(workers)
+            self._expanded_bytes += _EXPANDED_ENTRY_BYTES + 8 * len(workers)
         return workers
+
+    def _forget_expanded(self) -> None:
+        self._expanded.clear()
+        self._expanded_bytes = 0
 
 
 def _bits(mask: int) -> Iterator[int]:

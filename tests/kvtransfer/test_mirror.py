@@ -264,6 +264,24 @@ def test_blocks_with_the_same_holders_share_one_mask() -> None:
     assert len({id(mask) for mask in masks}) == 1
 
 
+def test_what_is_remembered_of_questions_is_bounded() -> None:
+    """Ever new sets of workers are asked for: neither their masks nor their expansions pile up."""
+    mirror = BlockMirror()
+    draw = random.Random(11)
+    for worker in range(300):
+        load(mirror, f"w{worker}", [])
+    for step in range(200):
+        for worker in draw.sample(range(300), 100):
+            position = mirror.position(MODEL, f"w{worker}")
+            assert position is not None
+            apply(mirror, f"w{worker}", position.sequence, position.sequence + 1, [block(step)])
+            mirror.leading_groups(MODEL, [block(step)])
+    model = mirror._models[MODEL]
+    assert len(model._expanded) * 300 < 5_000_000
+    assert len(model._masks) <= 16_384
+    assert [len(workers) for _, workers in mirror.leading_groups(MODEL, [block(7)])] == [100]
+
+
 def test_a_long_life_costs_no_memory() -> None:
     """The log by which a worker's blocks are found again stays near what it holds, whatever came and went."""
     mirror = BlockMirror()
