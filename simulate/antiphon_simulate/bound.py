@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from antiphon_simulate.bound_schedule import BoundSchedule
+from antiphon_simulate.bound_schedule import NAME, BoundSchedule
 from antiphon_simulate.ideal import infeasible
 from antiphon_simulate.records import ClusterShape, Ending, Outcome, RunResult, Sla, Timing, TraceRequest
 from antiphon_simulate.traces import BLOCK_TOKENS
@@ -37,7 +37,7 @@ from antiphon_simulate.traces import BLOCK_TOKENS
 class UpperBound:
     """A whole schedule, not a policy: `simulate` lets it run by itself."""
 
-    name = "bound"
+    name = NAME
 
     def run(
         self,

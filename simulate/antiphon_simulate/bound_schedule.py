@@ -18,6 +18,8 @@ from antiphon_simulate.records import ClusterShape, Ending, Outcome, Placement, 
 from antiphon_simulate.setup import check_sizes, followers_of, roles_of, slower
 from antiphon_simulate.worker import HOP_MS
 
+NAME = "bound"
+
 _LEAST_SHARE = 1 / 16
 """Of a whole chunk: what a part beside answers has at least, unless the prompt ends with it."""
 
@@ -56,7 +58,8 @@ class BoundSchedule:
             for worker_id, role in roles_of(shape).items()
         ]
         # Asked first: those that only compute prompts, and of them the fastest.
-        self._workers = sorted(workers, key=lambda worker: (worker.decodes, shape.slow.get(worker.worker_id, 1.0)))
+        self._rank = {worker: (worker.decodes, shape.slow.get(worker.worker_id, 1.0)) for worker in workers}
+        self._workers = sorted(workers, key=self._rank.__getitem__)
         self._decoders = [worker for worker in self._workers if worker.decodes]
         fastest = slower(timing.step, min(shape.slow.get(worker.worker_id, 1.0) for worker in workers))
         self._queue = CentralQueue(fastest, chunk_tokens=timing.chunk_tokens, block_tokens=block_tokens)
@@ -95,6 +98,8 @@ class BoundSchedule:
         next step."""
         now_ms = self._events.now_ms
         free = [worker for worker in self._workers if worker.run is None]
+        # Of equal ones the one that has had the least to do.
+        free.sort(key=lambda worker: (*self._rank[worker], worker.busy_ms))
         parts = self._share_out(free, now_ms)
         for worker in free:
             its = parts.get(worker, ())
@@ -228,6 +233,7 @@ class BoundSchedule:
     # -- figures
 
     def _note_busy(self, worker: BoundWorker, start_ms: float, end_ms: float) -> None:
+        worker.busy_ms += end_ms - start_ms
         windows, width = self._busy_ms[worker.worker_id], self._window_ms
         while start_ms < end_ms:
             at = int(start_ms // width)
@@ -239,7 +245,7 @@ class BoundSchedule:
         windows = max((at + 1 for busy in self._busy_ms.values() for at in busy), default=0)
         arrivals = [outcome.arrived_ms for outcome in self._outcomes]
         return RunResult(
-            policy="bound",
+            policy=NAME,
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.request.index)),
             busy_ms={
                 worker_id: tuple(busy.get(at, 0.0) for at in range(windows))

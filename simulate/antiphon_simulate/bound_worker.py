@@ -55,6 +55,8 @@ class BoundWorker:
         self.decodes = role is not WorkerRole.PREFILL
         self.step = step
         self.run: Run | None = None
+        self.busy_ms = 0.0
+        """Kept by its owner."""
         self._chunk_tokens = chunk_tokens
         self._max_running = max_running
         self._batch: DecodeBatch[Answer] = DecodeBatch(step)

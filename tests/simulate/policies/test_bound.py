@@ -13,6 +13,7 @@ from antiphon_simulate.bound_queue import CentralQueue, Part
 from antiphon_simulate.cluster import simulate
 from antiphon_simulate.policies import registry
 from antiphon_simulate.records import ClusterShape, Ending, Outcome, RunResult, Sla, Timing, TraceRequest
+from antiphon_simulate.worker import HOP_MS
 
 BLOCK_TOKENS = 100
 STEP = StepModel(
@@ -21,7 +22,6 @@ STEP = StepModel(
 TIMING = Timing(STEP, chunk_tokens=400, block_bytes=1, link_gigabytes_per_s=1000.0)
 SLA = Sla(ttft_ms=200.0, ttft_ms_per_1k_prompt_tokens=200.0, tpot_ms=20.0)
 PAIRS = ClusterShape(prefill=2, decode=2, pool_blocks=400)
-HOP_MS = 1.0
 
 
 def request(index: int, arrival_ms: float, blocks: Sequence[int], output_tokens: int = 20) -> TraceRequest:
