@@ -125,6 +125,11 @@ class Fleet:
         return None if client is None else _peer(client)
 
     @property
+    def mirror(self) -> ClusterMirror | None:
+        """None without Redis."""
+        return self._mirror
+
+    @property
     def mirror_healthy(self) -> bool | None:
         """None without Redis."""
         return None if self._mirror is None else self._mirror.healthy

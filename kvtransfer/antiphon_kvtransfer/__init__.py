@@ -16,6 +16,7 @@ from antiphon_kvtransfer.identity import (
     block_hash,
     chain_hashes,
     chain_root,
+    contents_digest,
     iterate_chain,
 )
 from antiphon_kvtransfer.links import LinkError, LinkStatus, PeerAddress, PeerLink, PeerLinks
@@ -71,6 +72,7 @@ __all__ = [
     "chain_hashes",
     "chain_root",
     "check_url",
+    "contents_digest",
     "decode_model_record",
     "encode_model_record",
     "iterate_chain",

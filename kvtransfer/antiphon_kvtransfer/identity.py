@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NewType
 
 BlockHash = NewType("BlockHash", bytes)
@@ -54,6 +54,11 @@ def iterate_chain(root: ChainRoot, tokens: Sequence[int], block_tokens: int) -> 
     for start in range(0, len(raw) - step + 1, step):
         parent = hashlib.sha256(parent + raw[start : start + step]).digest()[:HASH_BYTES]
         yield BlockHash(parent)
+
+
+def contents_digest(hashes: Iterable[BlockHash]) -> str:
+    """Equal for equal sets of blocks only: SHA-256 of all hashes in order, in hexadecimal digits."""
+    return hashlib.sha256(b"".join(sorted(hashes))).hexdigest()
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:

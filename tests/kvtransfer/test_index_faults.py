@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from antiphon_kvtransfer.cluster import MirrorCounters
 
-from tests.support.index_scene import KEYS, TTL_MS, Scene, port_of
+from tests.support import stream_edits
+from tests.support.index_scene import KEYS, TTL_MS, Scene
 from tests.support.membership import until
-from tests.support.tcp_proxy import TcpProxy
-from tests.support.valkey import Valkey
-
-Entry = tuple[bytes, dict[bytes, bytes]]
+from tests.support.stream_edits import Edit, edit_unread_events
 
 
 @dataclass(frozen=True)
@@ -30,68 +27,12 @@ class Fault:
     """From the mirror's counters before and after: that the harm reached it."""
 
 
-async def edit_unread_events(scene: Scene, edit: Callable[[Any, list[Entry]], None]) -> None:
-    """A man in the middle: the mirror's requests are held while `edit` rewrites events that it has not read.
+def edited(edit: Edit) -> Callable[[Scene], Awaitable[None]]:
+    async def inject(scene: Scene) -> None:
+        with scene.client() as client:
+            await edit_unread_events(scene.to_mirror, client, KEYS.events, edit)
 
-    `edit` is given consecutive deltas of worker w0, oldest first, all of them written after the requests were held.
-    """
-    scene.to_mirror.hold_requests()
-    with scene.client() as client:
-        held_at = client.xinfo_stream(KEYS.events)["last-generated-id"].decode()
-        # The request that waited at the server was answered with the first event after that: it is not ours to edit.
-        await until(lambda: len(deltas_after(client, held_at)) >= 7)
-        edit(client, deltas_after(client, held_at)[2:6])
-    scene.to_mirror.release()
-
-
-def deltas_after(client: Any, entry_id: str) -> list[Entry]:
-    entries: list[Entry] = client.xrange(KEYS.events, f"({entry_id}")
-    return [entry for entry in entries if entry[1][b"kind"] == b"delta" and entry[1][b"worker"] == b"w0"]
-
-
-async def drop_deltas(scene: Scene) -> None:
-    def drop(client: Any, deltas: list[Entry]) -> None:
-        assert client.xdel(KEYS.events, deltas[0][0], deltas[2][0]) == 2
-
-    await edit_unread_events(scene, drop)
-
-
-async def duplicate_deltas(scene: Scene) -> None:
-    def repeat(client: Any, deltas: list[Entry]) -> None:
-        for _, fields in deltas + deltas[:2]:
-            client.xadd(KEYS.events, fields)
-
-    await edit_unread_events(scene, repeat)
-
-
-async def reorder_deltas(scene: Scene) -> None:
-    """Each pair in the other order, and all of it behind what came later."""
-
-    def swap(client: Any, deltas: list[Entry]) -> None:
-        with client.pipeline(transaction=True) as pipeline:
-            for entry_id, _ in deltas:
-                pipeline.xdel(KEYS.events, entry_id)
-            for at in (1, 0, 3, 2):
-                pipeline.xadd(KEYS.events, deltas[at][1])
-            pipeline.execute()
-
-    await edit_unread_events(scene, swap)
-
-
-async def trim_the_stream(scene: Scene) -> None:
-    def trim(client: Any, deltas: list[Entry]) -> None:
-        assert client.xtrim(KEYS.events, maxlen=0, approximate=False) > len(deltas)
-
-    await edit_unread_events(scene, trim)
-
-
-async def delete_the_stream(scene: Scene) -> None:
-    """A stream that begins anew; its ids go on from the clock, so they alone do not tell."""
-
-    def delete(client: Any, deltas: list[Entry]) -> None:
-        client.delete(KEYS.events)
-
-    await edit_unread_events(scene, delete)
+    return inject
 
 
 async def send_the_stream_backward(scene: Scene) -> None:
@@ -159,22 +100,14 @@ async def lose_one_set(scene: Scene) -> None:
 
 async def fail_over_to_a_lagging_replica(scene: Scene) -> None:
     """The replica hears nothing for a while, then its primary dies, and it is what everybody is pointed at."""
-    primary, replica = scene.server, scene.own(Valkey())
-    async with TcpProxy(port_of(primary)) as replication:
-        with scene.client() as client:
-            client.config_set("repl-diskless-sync-delay", 0)
-        with scene.client_of(replica) as client:
-            client.replicaof("127.0.0.1", replication.port)
-            await until(lambda: client.info("replication")["master_link_status"] == "up")
-            await until(lambda: client.scard(KEYS.blocks("w0")) > 0)
-        replication.hold_replies()
-        await scene.until_changed(60)
-        with scene.client() as ahead, scene.client_of(replica) as behind:
-            assert int(ahead.hget(KEYS.index("w0"), "sequence")) > int(behind.hget(KEYS.index("w0"), "sequence"))
-        primary.kill()
-    with scene.client_of(replica) as client:
-        client.replicaof("NO", "ONE")
-    scene.move_to(replica)
+    primary, replica = scene.server, await scene.replica()
+    replica.lag()
+    await scene.until_changed(60)
+    with scene.client() as ahead, scene.client_of(replica.server) as behind:
+        assert int(ahead.hget(KEYS.index("w0"), "sequence")) > int(behind.hget(KEYS.index("w0"), "sequence"))
+    primary.kill()
+    replica.promote()
+    scene.move_to(replica.server)
 
 
 async def freeze_valkey(scene: Scene) -> None:
@@ -225,11 +158,11 @@ def unreadable(before: MirrorCounters, after: MirrorCounters) -> bool:
 
 
 FAULTS = (
-    Fault("deltas dropped", drop_deltas, reload),
-    Fault("deltas duplicated", duplicate_deltas, nothing),
-    Fault("deltas reordered", reorder_deltas, reload),
-    Fault("stream trimmed", trim_the_stream, reload),
-    Fault("stream deleted", delete_the_stream, reload),
+    Fault("deltas dropped", edited(stream_edits.drop), reload),
+    Fault("deltas duplicated", edited(stream_edits.duplicate), nothing),
+    Fault("deltas reordered", edited(stream_edits.reorder), reload),
+    Fault("stream trimmed", edited(stream_edits.trim), reload),
+    Fault("stream deleted", edited(stream_edits.delete), reload),
     Fault("stream went backward", send_the_stream_backward, reload),
     Fault("unreadable events", write_nonsense, unreadable),
     Fault("gateway restarted", restart_the_gateway, all_loaded),

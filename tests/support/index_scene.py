@@ -20,6 +20,7 @@ from antiphon_kvtransfer.cluster import ClusterMirror, MirrorCounters
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.keys import ModelKeys
 
+from tests.support.lagging_replica import LaggingReplica, port_of, replica_of
 from tests.support.membership import FakeEngine, announcing, block, record, until
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.valkey import Valkey
@@ -131,14 +132,14 @@ class Scene:
         self._knew_all = False
 
     def move_to(self, server: Valkey) -> None:
-        """The address at which Valkey is found moves to another server. The scene owns it from now on."""
+        """The address at which Valkey is found moves to another server."""
         self.server = server
         self.to_workers.point_at(port_of(server))
         self.to_mirror.point_at(port_of(server))
 
-    def own(self, server: Valkey) -> Valkey:
-        """Started now, ended with the scene."""
-        return self._stack.enter_context(server)
+    async def replica(self) -> LaggingReplica:
+        """Of the server, in step with it; ended with the scene."""
+        return await self._stack.enter_async_context(replica_of(self.server))
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
@@ -212,10 +213,6 @@ class Scene:
         await self.kill_gateway()
         for life in self._lives.values():
             await life.aclose()
-
-
-def port_of(server: Valkey) -> int:
-    return int(server.url.rpartition(":")[2].partition("/")[0])
 
 
 def url_of(proxy: TcpProxy) -> str:

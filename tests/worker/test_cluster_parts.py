@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from antiphon_kvtransfer.cluster import ClusterMirror
-from antiphon_kvtransfer.identity import chain_hashes, chain_root
+from antiphon_kvtransfer.identity import chain_hashes, chain_root, contents_digest
 from antiphon_proto import worker_pb2 as wire
 
 from tests.support.valkey import Valkey
@@ -184,6 +184,7 @@ async def test_the_page_of_blocks_is_what_the_index_holds(workers):
     assert json.loads(await worker.page("/blocks")) == {
         "incarnation": worker.ready.incarnation,
         "sequence": 0,
+        "digest": contents_digest([]),
         "blocks": [],
     }
     async with AttachClient(worker) as client:

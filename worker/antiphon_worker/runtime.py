@@ -28,6 +28,7 @@ from antiphon_engine.interface import BlocksChanged, IntegrityError
 from antiphon_kvtransfer import RedisAccess, RedisUrlError
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.cards import LocalWorker
+from antiphon_kvtransfer.identity import contents_digest
 from antiphon_kvtransfer.links import PeerLinks
 from antiphon_kvtransfer.records import WorkerRecord
 from antiphon_kvtransfer.transport import Region, TransportError
@@ -390,6 +391,8 @@ class _Blocks:
     incarnation: str
     sequence: int
     """Of the last change that is in `blocks`."""
+    digest: str
+    """SHA-256 of all hashes in order, in hexadecimal digits: what a gateway's index page is compared with."""
     blocks: list[str]
     """Hashes in hexadecimal digits, sorted."""
 
@@ -397,7 +400,8 @@ class _Blocks:
 async def _blocks(context: WorkerContext) -> _Blocks:
     def page() -> _Blocks:
         sequence, indexed = context.engine.indexed_blocks()
-        return _Blocks(context.identity.incarnation, sequence, sorted(block.hex() for block in indexed))
+        hashes = sorted(block.hex() for block in indexed)
+        return _Blocks(context.identity.incarnation, sequence, contents_digest(indexed), hashes)
 
     return await asyncio.to_thread(page)
 
