@@ -1,6 +1,6 @@
 """The waiting line: what waits for a worker, and in which order it is looked at. Used by gateway and simulator.
 
-    priority classes    deficit round robin by weight (`turns`)    nobody starves, high goes first
+    priority classes    deficit round robin by weight (`turns`)    nobody starves, high first in each round
       tenants           deficit round robin, equal shares          a tenant that floods waits for itself
         requests        1. passed over too often, by arrival       nobody starves
                         2. at risk of their deadline: earliest deadline first

@@ -33,8 +33,9 @@ class _Share:
     """Tokens, as of `round`."""
     round: int
     quantum: float
+    rank: float
     place: int
-    """In the ring: among those whose turn comes in the same round, the least goes first."""
+    """In the ring: of those whose turn comes in the same round, the least rank and then the least place goes first."""
     waiting: bool
 
 
@@ -49,11 +50,11 @@ class Turns(Generic[H]):
         self._places = itertools.count()
 
     def join(self, key: H, weight: float = 1.0) -> None:
-        """It has something that waits. Idempotent."""
+        """It has something that waits. Idempotent. In a round, those of more weight have their turn first."""
         share = self._shares.get(key)
         if share is None:
             quantum = self._quantum * weight
-            share = self._shares[key] = _Share(quantum, self._round, quantum, next(self._places), False)
+            share = self._shares[key] = _Share(quantum, self._round, quantum, -weight, next(self._places), False)
         if not share.waiting:
             share.waiting = True
             share.place = next(self._places)
@@ -90,14 +91,14 @@ class Turns(Generic[H]):
     def cursor(self) -> Cursor[H]:
         """The order as of now. Rounds that nobody's turn falls into pass."""
         due = [
-            (_rounds(self._deficit(share), share.quantum), share.place, key)
+            (_rounds(self._deficit(share), share.quantum), share.rank, share.place, key)
             for key, share in self._shares.items()
             if share.waiting
         ]
-        if due and (passed := min(rounds for rounds, _, _ in due)):
+        if due and (passed := min(rounds for rounds, _, _, _ in due)):
             self._round += passed
-            due = [(rounds - passed, place, key) for rounds, place, key in due]
-        deficits = {key: (self._deficit(self._shares[key]), self._shares[key].quantum) for _, _, key in due}
+            due = [(rounds - passed, rank, place, key) for rounds, rank, place, key in due]
+        deficits = {key: (self._deficit(self._shares[key]), self._shares[key].quantum) for _, _, _, key in due}
         return Cursor(due, deficits)
 
     def _deficit(self, share: _Share) -> float:
@@ -117,26 +118,26 @@ class Turns(Generic[H]):
 class Cursor(Generic[H]):
     """The turns to come, if everything that is asked for starts: `first`, then `spend` or `drop`, and again."""
 
-    def __init__(self, due: list[tuple[int, int, H]], deficits: dict[H, tuple[float, float]]) -> None:
-        # (rounds until its turn, place, key); a place is never the same twice, so keys are not compared.
+    def __init__(self, due: list[tuple[int, float, int, H]], deficits: dict[H, tuple[float, float]]) -> None:
+        # (rounds until its turn, rank, place, key); a place is never the same twice, so keys are not compared.
         self._due = due
         heapq.heapify(due)
         self._shares = {key: (deficit, quantum, 0) for key, (deficit, quantum) in deficits.items()}
         """Deficit, quantum, and the round that the deficit is as of."""
-        self._places = itertools.count(1 + max((place for _, place, _ in due), default=0))
+        self._places = itertools.count(1 + max((place for _, _, place, _ in due), default=0))
 
     def first(self) -> H | None:
         """Whose turn it is; None: nobody is left."""
-        return self._due[0][2] if self._due else None
+        return self._due[0][3] if self._due else None
 
     def spend(self, tokens: float) -> None:
         """The first one used so much of its turn."""
-        rounds, _, key = self._due[0]
+        rounds, rank, _, key = self._due[0]
         deficit, quantum, since = self._shares[key]
         deficit += (rounds - since) * quantum - tokens
         self._shares[key] = (deficit, quantum, rounds)
         if deficit <= 0.0:
-            heapq.heapreplace(self._due, (rounds + _rounds(deficit, quantum), next(self._places), key))
+            heapq.heapreplace(self._due, (rounds + _rounds(deficit, quantum), rank, next(self._places), key))
 
     def drop(self) -> None:
         """The first one has nothing more."""

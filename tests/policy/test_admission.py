@@ -155,7 +155,9 @@ def test_classes_share_by_weight_and_the_lowest_is_served_too() -> None:
     line = line_of(
         *(entry(f"{priority.name}{at}", CHUNK_TOKENS, priority=priority) for priority in Priority for at in range(200))
     )
-    started = Counter(start_one(line).priority for _ in range(210))
+    order = [start_one(line).priority for _ in range(210)]
+    assert order[:21] == [Priority.HIGH] * 16 + [Priority.NORMAL] * 4 + [Priority.LOW]
+    started = Counter(order)
     assert started == {Priority.HIGH: 160, Priority.NORMAL: 40, Priority.LOW: 10}
 
 
