@@ -1,8 +1,8 @@
 """`GET /v1/antiphon/index` and `/v1/antiphon/index/WORKER`: what this gateway believes that workers hold.
 
-For whoever asks whether it is right: where the worker's own `/blocks` page has the same incarnation and sequence, it has
-the same digest. The hashes themselves stay here, as there may be a million. What the first page costs grows with the
-workers, what the second one costs with one worker's blocks, which are sorted on a thread of their own.
+For whoever asks whether it is right: where the worker's own `/blocks` page has the same incarnation and sequence, it
+has the same digest. The hashes themselves stay here, as there may be a million. What the first page costs grows with
+the workers, what the second one costs with one worker's blocks, which are sorted on a thread of their own.
 """
 
 from __future__ import annotations
