@@ -56,6 +56,8 @@ class GroupQueue:
         self._served = served
         self._links = links
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        """When it is due, by the loop's clock. uvloop's handles for what is due now do not tell."""
         self._not_before = 0.0
         self._held_ms = 0.0
         """The shortest that a choice of this look is held for; 0: none is."""
@@ -175,7 +177,8 @@ class GroupQueue:
         loop = asyncio.get_running_loop()
         when = loop.time() + at - time.monotonic()
         if self._timer is not None:
-            if self._timer.when() <= when:
+            if self._timer_at <= when:
                 return
             self._timer.cancel()
         self._timer = loop.call_at(when, self.look)
+        self._timer_at = when
