@@ -41,6 +41,7 @@ from antiphon_gateway.models import ModelRegistry, Prompt
 from antiphon_gateway.options import GatewayOptions
 from antiphon_gateway.streaming import Presence, send_stream, send_whole
 from antiphon_gateway.tokenization import TextWorkers
+from antiphon_gateway.wishes import read_wishes
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -277,6 +278,7 @@ class Gateway:
             metrics=self.metrics.of(target.model.name, endpoint),
             failures=call.failures,
             trail=call.trail,
+            priority=call.ticket.wishes.granted(body.service_tier, body.priority),
         )
 
     # -- from a name to workers
@@ -364,10 +366,11 @@ class Gateway:
     async def _serve(self, request: Request, start: Starter, span: Span, outcome: _Outcome) -> None:
         if self.draining:
             raise errors.draining()
-        tenant = self._keys.tenant(request.header(b"authorization"))
+        tenant, most = self._keys.caller(request.header(b"authorization"))
+        wishes = read_wishes(request.header, most)
         raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
         traceparent = tracing.inject(span) if span.get_span_context().is_valid else ""
-        ticket = Ticket(_new_id(), tenant, cache_salt(tenant), traceparent, span, time.monotonic())
+        ticket = Ticket(_new_id(), tenant, cache_salt(tenant), traceparent, span, time.monotonic(), wishes)
         if span.is_recording():
             span.set_attributes(
                 {"antiphon.request_id": ticket.request_id, "antiphon.client_request_id": request.request_id}

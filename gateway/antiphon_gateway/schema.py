@@ -56,6 +56,9 @@ class CommonBody(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    # How it is to be treated (`wishes`).
+    service_tier: str | None = None
+    priority: int | None = None
 
 
 class ChatBody(CommonBody, kw_only=True):

@@ -11,6 +11,7 @@ Nobody gets more than its key allows (`auth`); who asks for more gets that, with
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from antiphon_policy.admission import Priority
@@ -58,8 +59,10 @@ class Wishes:
 NO_WISHES = Wishes()
 
 
-def read_wishes(session: str, priority: str, timeout_ms: str, most: Priority) -> Wishes:
-    """From the three headers' values, empty where there are none. Raises ApiError (400)."""
+def read_wishes(header: Callable[[bytes], str], most: Priority) -> Wishes:
+    """From a request's head (a header that is not there is empty). Raises ApiError (400)."""
+    session, priority = header(b"x-session-id"), header(b"x-antiphon-priority")
+    timeout_ms = header(b"x-request-timeout-ms")
     if not (session or priority or timeout_ms) and most is Priority.NORMAL:
         return NO_WISHES
     wanted = None
