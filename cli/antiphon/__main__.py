@@ -41,6 +41,7 @@ _SUMMARY = {
     "render": "print the Kubernetes objects that a Model would be made of",
     "fetch": "download a model's weights into a folder named by its commit",
     "explain": "why a request went where it went",
+    "simulate": "what routing policies would give on a recorded workload",
     "version": "print the version",
 }
 
@@ -67,6 +68,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         "prepare": _prepare,
         "render": _render,
         "fetch": _fetch,
+        "simulate": _simulate,
         "explain": _explain,
         "version": _version,
     }
@@ -214,6 +216,12 @@ def _explain(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     from antiphon.explain import run_explain
 
     return run_explain(arguments, environment, known_options())
+
+
+def _simulate(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon.simulate import run_simulate
+
+    return run_simulate(arguments)
 
 
 def _version(arguments: Sequence[str], environment: Mapping[str, str]) -> int:

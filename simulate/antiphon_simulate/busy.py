@@ -39,6 +39,10 @@ class PoolBusy:
     """Over all windows in which anybody was busy; None: in none."""
     loaded: Evenness | None
     """Over the windows with a mean utilisation above `LOADED`; None: there are none."""
+    mean_by_window: tuple[float, ...]
+    """Share of each window in which the workers were busy, in the mean."""
+    busiest_by_window: tuple[float, ...]
+    """That of the busiest worker."""
 
 
 def pools_busy(result: RunResult) -> Mapping[str, PoolBusy]:
@@ -48,7 +52,7 @@ def pools_busy(result: RunResult) -> Mapping[str, PoolBusy]:
     first_ms = min((outcome.arrived_ms for outcome in result.outcomes), default=0.0)
     whole = max(1, int((first_ms + result.span_ms) // window_ms))
     # A run shorter than a window has the time to its end, if it ran on after the last arrival.
-    length_ms = window_ms if first_ms + result.span_ms >= window_ms else min(window_ms, _end_ms(result))
+    length_ms = window_ms if first_ms + result.span_ms >= window_ms else min(window_ms, _end_ms(result)) or window_ms
     pools: defaultdict[str, list[Sequence[float]]] = defaultdict(list)
     for worker_id, times in result.busy_ms.items():
         pools[worker_id.rpartition("-")[0]].append(times)
@@ -64,9 +68,11 @@ def _pool(rows: Sequence[Sequence[float]], length_ms: float) -> PoolBusy:
     loaded = [row for row in used if sum(row) > LOADED * workers * length_ms]
     return PoolBusy(
         workers=workers,
-        mean_utilisation=sum(map(sum, rows)) / (workers * len(rows) * length_ms) if length_ms > 0.0 else 0.0,
+        mean_utilisation=sum(map(sum, rows)) / (workers * len(rows) * length_ms),
         windows=_evenness(used),
         loaded=_evenness(loaded),
+        mean_by_window=tuple(sum(row) / (workers * length_ms) for row in rows),
+        busiest_by_window=tuple(max(row) / length_ms for row in rows),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from antiphon_simulate.records import Sla, Timing, TraceRequest
 from antiphon_simulate.traces import BLOCK_TOKENS
+from antiphon_simulate.worker import HOP_MS
 
 
 def ideal_cached_tokens(requests: Iterable[TraceRequest]) -> list[int]:
@@ -33,7 +34,7 @@ def infeasible(requests: Sequence[TraceRequest], timing: Timing, sla: Sla) -> fr
     late = set()
     for request, cached in zip(requests, ideal_cached_tokens(requests), strict=True):
         cached = min(cached, request.prompt_tokens - 1)
-        ttft_ms = timing.step.prefill_ms(
+        ttft_ms = HOP_MS + timing.step.prefill_ms(
             new_tokens=request.prompt_tokens - cached, cached_tokens=cached, chunk_tokens=timing.chunk_tokens
         )
         more = request.output_tokens - 1
