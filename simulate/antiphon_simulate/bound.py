@@ -12,7 +12,9 @@ late as from the simulator's workers, so its `RunResult` has the same figures as
 
 In what sense it bounds. Everything that tells routings apart is taken away: where a prompt queues, which worker has its
 prefix, what evicts it, what moves, what is not known. So the tokens it computes are the least possible (none of a
-shared block twice), and no prefill worker idles while a prompt could run. In what sense it does not: it is a schedule,
+shared block twice), and no prefill worker idles while a prompt could run. It is looser than what routing could reach:
+it also decides what no router does, chunk by chunk, namely who is next on a worker that has begun another prompt, and
+how much of a prompt goes into a step beside answers. In what sense it does not bound: it is a schedule,
 not a proof. Steps are not preempted; earliest deadline first is optimal for one worker and good, not optimal, for
 many; it gives up requests only when they are late already, where a clairvoyant would give up the dearest first; it
 packs steps and starts answers greedily. A policy could beat it by a little, and then it is reported so.
