@@ -176,7 +176,9 @@ class Dispatcher:
     # -- FleetListener
 
     def worker_attached(self, client: WorkerClient) -> None:
-        load = self._loads[client] = WorkerLoad(client, time.monotonic())
+        load = self._loads[client] = WorkerLoad(
+            client, time.monotonic(), confirmed_in_s=2 * self._options.lost_after_ms / 1e3
+        )
         self._links_at = float("-inf")
         self._queue(load.group).placing.joined(load)
         for group, queue in self._queues.items():

@@ -3,7 +3,7 @@
 What was just routed counts at once (a *pledge*), so that a burst does not go to one worker. A pledge ends when the
 worker's own figures include it: for the decode worker, with the first figures after it accepted; for a prefill worker,
 which the request reaches by way of another, a little later; in any case with the request's first token. What nobody
-confirms ends by itself after `CONFIRMED_IN_S`, so that a lost word never makes a worker look busy for ever.
+confirms ends by itself after `confirmed_in_s`, so that a lost word never makes a worker look busy for ever.
 
 A worker that has more to do than its horizon is given nothing more (`holding`), but not for longer than what it had
 to do was predicted to take: if nothing was sent to it meanwhile and it still has as much, then others fill it, or its
@@ -29,10 +29,6 @@ SUBMIT_WINDOW = 64
 REOPEN_AFTER_S = 0.02
 """A worker that refused for want of room is asked again at the earliest then, when its load has changed."""
 
-CONFIRMED_IN_S = 3.0
-"""A pledge that the worker's figures cannot have taken up by then never will be: a worker is silent for at most
-`--lost-after-ms` or three of its heartbeats, and says its load with each."""
-
 _REMOTE_SETTLES_S = 0.1
 _MEAN_OF = 8.0
 """Round trips and times between reports are means over about so many."""
@@ -52,7 +48,9 @@ class Pledge:
 class WorkerLoad:
     """See the module. Times are monotonic seconds."""
 
-    def __init__(self, client: WorkerClient, now: float) -> None:
+    def __init__(self, client: WorkerClient, now: float, *, confirmed_in_s: float) -> None:
+        """`confirmed_in_s`: a pledge that the worker's figures have not taken up by then never will be. The worker says
+        its load with each heartbeat, and is lost after `--lost-after-ms` without one: twice that is ample."""
         attachment = client.attachment
         if attachment is None:
             raise AssertionError("only attached workers have a load")
@@ -61,6 +59,7 @@ class WorkerLoad:
         self.role = attachment.role
         self.group = attachment.group
         self.pledges: set[Pledge] = set()
+        self.confirmed_in_s = confirmed_in_s
         self.unanswered = 0
         self.full_since: float | None = None
         self.said_at = now
@@ -98,7 +97,7 @@ class WorkerLoad:
             self.report_ms += ((now - self.said_at) * 1e3 - self.report_ms) / _MEAN_OF
         self.said_at = now
         if self.pledges:
-            self.pledges = {pledge for pledge in self.pledges if not _included(pledge, now)}
+            self.pledges = {pledge for pledge in self.pledges if not self._included(pledge, now)}
         if self.full_since is not None and now - self.full_since >= REOPEN_AFTER_S:
             self.full_since = None
 
@@ -112,7 +111,7 @@ class WorkerLoad:
         said = self.client.queue.waiting_tokens
         if said:
             said = max(0, said - int((now - self.said_at) * 1e3 * self.tokens_per_ms))
-        return said + sum(pledge.tokens for pledge in self.pledges if now - pledge.made_at < CONFIRMED_IN_S)
+        return said + sum(pledge.tokens for pledge in self.pledges if now - pledge.made_at < self.confirmed_in_s)
 
     def queue_ms(self, now: float) -> float:
         return self.client.step_model.prefill_ms(new_tokens=self.queued_tokens(now))
@@ -155,10 +154,9 @@ class WorkerLoad:
             may_decode=self.open,
         )
 
-
-def _included(pledge: Pledge, now: float) -> bool:
-    if now - pledge.made_at >= CONFIRMED_IN_S:
-        return True
-    if pledge.accepted_at is None:
-        return False
-    return pledge.decodes or now - pledge.accepted_at >= _REMOTE_SETTLES_S
+    def _included(self, pledge: Pledge, now: float) -> bool:
+        if now - pledge.made_at >= self.confirmed_in_s:
+            return True
+        if pledge.accepted_at is None:
+            return False
+        return pledge.decodes or now - pledge.accepted_at >= _REMOTE_SETTLES_S
