@@ -140,7 +140,7 @@ def _inputs(summary: Summary) -> Iterator[str]:
         f"SLA: TTFT {sla.ttft_ms:g} ms + {sla.ttft_ms_per_1k_prompt_tokens:g} ms per 1,000 prompt tokens, "
         f"TPOT {sla.tpot_ms:g} ms; {infeasible:.0f} infeasible requests left out of `inside SLA`"
     )
-    yield f"{len(summary.seeds)} seeds; figures are means over them"
+    yield "one seed" if len(summary.seeds) == 1 else f"{len(summary.seeds)} seeds; figures are means over them"
 
 
 def _row(one: VariantSummary, at: AtRate) -> tuple[str, ...]:
