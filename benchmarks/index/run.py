@@ -213,11 +213,13 @@ def main() -> None:
     if options.dynamo_python:
         pythons["dynamo"] = options.dynamo_python
     rounds: list[Round] = []
+    loads: list[float] = []
     for number in range(options.rounds):
         order = sorted(pythons, reverse=number % 2 == 0)
         found = measure({name: pythons[name] for name in order}, options.asked, options.batches)
         rounds.append({name: found[name] for name in pythons})
-        print(f"round {number + 1} of {options.rounds}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+        loads.append(round(os.getloadavg()[0], 1))
+        print(f"round {number + 1} of {options.rounds}, load {loads[-1]}", file=sys.stderr)
         options.results.parent.mkdir(exist_ok=True)
         options.results.write_text(
             json.dumps(
@@ -226,7 +228,7 @@ def main() -> None:
                     + (" --dynamo-python PATH" if options.dynamo_python else ""),
                     "python": platform.python_version(),
                     "cores": os.cpu_count(),
-                    "load_average": os.getloadavg(),
+                    "load_average_after_each_round": loads,
                     "rounds": rounds,
                 },
                 indent=1,
