@@ -81,8 +81,8 @@ def _route(given: argparse.Namespace) -> int:
     series = [Series(variant, seed, scales, search=search) for variant in variants for seed in seeds]
     trace_rps = offered_rps(trace)
     _say(
-        f"{trace.name}: {len(trace.requests)} requests, {trace_rps:.3g} requests/s; {len(variants)} policies or settings, "
-        f"{len(seeds)} seed(s), at least {len(series) * len(scales)} runs, {given.jobs} at once"
+        f"{trace.name}: {len(trace.requests)} requests, {trace_rps:.3g} requests/s; {len(variants)} policies or "
+        f"settings, {len(seeds)} seed(s), at least {len(series) * len(scales)} runs, {given.jobs} at once"
     )
     results = run_all(plan, series, processes=given.jobs, progress=_progress())
     summary = summarise(plan, variants, list(seeds), scales, results, trace_rps=trace_rps, with_goodput=with_goodput)
