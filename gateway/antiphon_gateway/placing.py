@@ -65,6 +65,8 @@ class Placing:
         """Those in `_ageing`."""
         self._reserved: dict[str, tuple[int, int]] = {}
         """Worker id -> tokens and answers of those held in this look."""
+        self._unseen: set[str] = set()
+        """Of these, those that the table does not have yet."""
         self._rate: tuple[float, float] = (0.0, float("-inf"))
 
     def __len__(self) -> int:
@@ -137,6 +139,7 @@ class Placing:
         if self._reserved:
             self._changed.update(self._loads[name] for name in self._reserved if name in self._loads)
             self._reserved.clear()
+            self._unseen.clear()
         ageing = self._ageing
         for _ in range(AGED_IN_A_LOOK):
             if not ageing or now - ageing[0][0] < AGED_S:
@@ -156,6 +159,10 @@ class Placing:
         request = self._request(choice, now)
         draw = self._draw()
         table = self._table
+        if self._unseen:
+            for worker_id in self._unseen:
+                self._put(self._loads[worker_id], now, draining=table.view(worker_id).draining)
+            self._unseen.clear()
         decision = table.choose(request, leading, draw, choice.excluded)
         inputs = RouteInputs(
             request, draw, tuple(table.views()), leading, table.links, table.workload, tuple(choice.excluded)
@@ -167,6 +174,14 @@ class Placing:
         # An answer that has begun goes on at once: its client sees every moment of waiting.
         held_ms = 0.0 if choice.output else prefiller.keeps_back(queue_ms, now)
         return Plan(decision, inputs, prefiller, uncached, held_ms)
+
+    def holds_still(self, plan: Plan, now: float) -> float:
+        """For how many milliseconds a choice that was held by this plan is held now; 0: it has to be planned anew."""
+        decision, prefiller = plan.decision, plan.prefiller
+        if self._loads.get(prefiller.worker_id) is not prefiller or decision.decode not in self._loads:
+            return 0.0
+        tokens = prefiller.queued_tokens(now) + self._reserved.get(prefiller.worker_id, (0, 0))[0]
+        return prefiller.keeps_back(prefiller.client.step_model.prefill_ms(new_tokens=tokens), now)
 
     def matched_tokens(self, choice: Choice) -> int:
         """Of its prompt, those that the best worker holds."""
@@ -233,8 +248,7 @@ class Placing:
     def _reserve(self, worker_id: str, *, tokens: int = 0, running: int = 0) -> None:
         had_tokens, had_running = self._reserved.get(worker_id, (0, 0))
         self._reserved[worker_id] = (had_tokens + tokens, had_running + running)
-        view = self._table.view(worker_id)
-        self._table.put(replace(view, queued_tokens=view.queued_tokens + tokens, running=view.running + running))
+        self._unseen.add(worker_id)
 
     def _put(self, load: WorkerLoad, now: float, *, draining: bool) -> None:
         view = load.view(now, draining=draining)

@@ -8,8 +8,10 @@ something waits, a *look* passes over the first of it
 - when a held choice's worker is predicted to be done with what is before it,
 - in any case every `LOOK_EVERY_S`.
 
-One look holds at most `MAX_HELD` before it ends, and after one that took d the next comes 9 d later at the earliest (at
-most 10 ms later): so looking takes a tenth of the time, or a few hundred microseconds a look, however much waits.
+A look is bounded however much waits. It ends after `MAX_HELD` that are held, or `MAX_PLANNED` that were planned anew
+and held: a choice that was found to be held is not planned again for `PLAN_GOOD_FOR_S`, as long as the worker that it
+waits for is there and has more than enough to do. After a look that took d the next comes 9 d later at the earliest
+(at most 10 ms later).
 
 Owned by the dispatcher, which closes it. Runs on the event loop as plain calls.
 """
@@ -27,7 +29,9 @@ from antiphon_gateway.flight import Choice
 from antiphon_gateway.load import WorkerLoad
 from antiphon_gateway.placing import Placing, Plan
 
-MAX_HELD = 16
+MAX_HELD = 64
+MAX_PLANNED = 8
+PLAN_GOOD_FOR_S = 0.25
 LOOK_EVERY_S = 0.25
 _LOOKING_SHARE = 9.0
 _MOST_APART_S = 0.01
@@ -59,6 +63,10 @@ class GroupQueue:
         self._timer_at = 0.0
         """When it is due, by the loop's clock. uvloop's handles for what is due now do not tell."""
         self._not_before = 0.0
+        self._held: dict[Choice, tuple[Plan, float]] = {}
+        """What is held, with the plan that it is held by and until when that is good."""
+        self._planned = 0
+        """Planned anew and held in this look."""
         self._held_ms = 0.0
         """The shortest that a choice of this look is held for; 0: none is."""
 
@@ -80,6 +88,7 @@ class GroupQueue:
 
     def remove(self, choice: Choice) -> bool:
         """Whether it was waiting."""
+        self._held.pop(choice, None)
         if self.line.remove(choice) is None:
             return False
         if not len(self.line):
@@ -136,6 +145,7 @@ class GroupQueue:
     def _begin(self) -> float:
         now = time.monotonic()
         self._held_ms = 0.0
+        self._planned = 0
         self.placing.refresh(self._links(), now)
         return now
 
@@ -148,6 +158,12 @@ class GroupQueue:
 
     def _consider(self, entry: Entry[Choice], now: float) -> Verdict:
         choice, placing = entry.key, self.placing
+        plan, good_until = self._held.get(choice, (None, 0.0))
+        if plan is not None and now < good_until and (held_ms := placing.holds_still(plan, now)) > 0.0:
+            return self._hold(plan, held_ms)
+        if self._planned == MAX_PLANNED:
+            return Verdict.STOP
+        self._held.pop(choice, None)
         try:
             plan = placing.plan(choice, now)
         except NoWorker:
@@ -163,11 +179,16 @@ class GroupQueue:
         entry.matched_tokens = plan.inputs.request.prompt_tokens - plan.uncached_tokens
         self.line.estimate(entry, plan.uncached_tokens)
         if plan.hold_ms > 0.0:
-            placing.reserve(plan)
-            self._held_ms = min(self._held_ms or plan.hold_ms, plan.hold_ms)
-            return Verdict.HOLD
+            self._planned += 1
+            self._held[choice] = (plan, now + PLAN_GOOD_FOR_S)
+            return self._hold(plan, plan.hold_ms)
         self._submit(entry, plan)
         return Verdict.START
+
+    def _hold(self, plan: Plan, held_ms: float) -> Verdict:
+        self.placing.reserve(plan)
+        self._held_ms = min(self._held_ms or held_ms, held_ms)
+        return Verdict.HOLD
 
     def _plan_next(self, now: float) -> None:
         wait_s = min(self._held_ms / 1e3, LOOK_EVERY_S) if self._held_ms else LOOK_EVERY_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from antiphon_gateway.waiting import MAX_HELD, GroupQueue
+from antiphon_gateway.waiting import MAX_HELD, MAX_PLANNED, GroupQueue
 from antiphon_policy.admission import Entry
 from antiphon_policy.routing import NoWorker, NoWorkerReason
 
@@ -21,6 +21,7 @@ class OneWorker:
         self.there = True
         self.plans: list[str] = []
         self.freed = False
+        self.reserved = 0
 
     def plan(self, choice: Any, now: float) -> Any:
         self.plans.append(choice.name)
@@ -41,7 +42,11 @@ class OneWorker:
 
     def refresh(self, links: Any, now: float) -> None: ...
 
-    def reserve(self, plan: Any) -> None: ...
+    def reserve(self, plan: Any) -> None:
+        self.reserved += 1
+
+    def holds_still(self, plan: Any, now: float) -> float:
+        return self.hold_ms
 
     def changed(self, load: Any) -> None: ...
 
@@ -116,9 +121,17 @@ async def test_a_look_costs_the_same_however_much_waits() -> None:
     scene.worker.hold_ms = 60_000.0
     scene.offer(*(str(at) for at in range(1000)))
     scene.worker.plans.clear()
+    scene.worker.reserved = 0
     scene.queue.look()
-    assert len(scene.worker.plans) == MAX_HELD
+    assert len(scene.worker.plans) == MAX_PLANNED
+    # The next looks plan others: those before them are held still. So far and no further.
+    for _ in range(2 * MAX_HELD // MAX_PLANNED):
+        scene.worker.reserved = 0
+        scene.queue.look()
+    assert scene.worker.reserved == MAX_HELD
+    assert len(set(scene.worker.plans)) <= MAX_HELD
     scene.worker.full = True
+    scene.worker.hold_ms = 0.0
     scene.worker.plans.clear()
     scene.queue.look()
     assert len(scene.worker.plans) == 1
