@@ -6,9 +6,9 @@ The stream is the health signal. Both ends send heartbeats; a worker that was si
 is one whose stream broke, and every request on it hears of that at once. Silence is counted in heartbeat ticks of
 ours, so that a pause of this process does not count against the worker.
 
-Owned by the fleet, which runs `run()` as a task and cancels it. Sending never waits: messages go through a queue that
-one task writes; what comes is handed to each request's `Submission` by a plain call that must return at once, so a
-slow client never holds up the stream.
+Owned by the fleet, which runs `run()` as a task and cancels it. Sending never waits (`grpc_stream`); what comes is
+handed to each request's `Submission` by a plain call that must return at once, so a slow client never holds up the
+stream. The model card, read once, is an ordinary call of grpc's.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import WorkerRole
 from antiphon_proto import worker_pb2 as pb
 from antiphon_proto import worker_pb2_grpc as pb_grpc
-from grpc.aio import EOF  # type: ignore[attr-defined]  # missing in the stubs only
 
 from antiphon_gateway.groups import Group
+from antiphon_gateway.grpc_stream import MAX_MESSAGE_BYTES, GrpcStream
 
 log = logging.getLogger("antiphon.gateway")
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CONNECT_DEADLINE_S = 5.0
 CARD_DEADLINE_S = 30.0
+_ATTACH = "/antiphon.worker.v1.Worker/Attach"
 _BACK_OFF_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -122,7 +122,7 @@ class WorkerClient:
         self._events = events
         self._refs = itertools.count(1)
         self._requests: dict[int, Submission] = {}
-        self._outgoing: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
+        self._stream: GrpcStream | None = None
         self._silent_ticks = 0
 
     # -- for the dispatcher
@@ -136,16 +136,21 @@ class WorkerClient:
         """Send a request; its ref, for `cancel`. Only while attached."""
         submit.ref = next(self._refs)
         self._requests[submit.ref] = submission
-        self._outgoing.put_nowait(pb.GatewayMessage(submit=submit))
+        self._send(pb.GatewayMessage(submit=submit))
         return submit.ref
 
     def cancel(self, ref: int) -> None:
         """Forget the request and tell the worker. Unknown refs are ignored; no call of the submission follows."""
         if self._requests.pop(ref, None) is not None:
-            self._outgoing.put_nowait(pb.GatewayMessage(cancel=pb.Cancel(ref=ref)))
+            self._send(pb.GatewayMessage(cancel=pb.Cancel(ref=ref)))
 
     def send_peers(self, peers: Iterable[pb.Peer]) -> None:
-        self._outgoing.put_nowait(pb.GatewayMessage(peers=pb.Peers(peers=peers)))
+        self._send(pb.GatewayMessage(peers=pb.Peers(peers=peers)))
+
+    def _send(self, message: pb.GatewayMessage) -> None:
+        """Nothing happens without a stream: whoever is concerned hears of its loss."""
+        if self._stream is not None:
+            self._stream.send(message.SerializeToString())
 
     # -- life
 
@@ -174,36 +179,48 @@ class WorkerClient:
 
         Raises WorkerUnavailable or AioRpcError where it does not come to that.
         """
-        self._outgoing = asyncio.Queue()
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            stub: Any = pb_grpc.WorkerStub(channel)
-            call = stub.Attach()
-            try:
-                welcome = await self._greet(call)
-                model = await self._events.prepare(self, welcome, stub)
-                if welcome.role not in _ROLES:
-                    raise WorkerUnavailable(f"the worker has the unknown role {welcome.role}")
-                await self._converse(call, welcome, model)
-            finally:
-                call.cancel()
+        early: list[bytes] = []
+        greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def _greet(self, call: Any) -> pb.Welcome:
-        hello = pb.Hello(gateway_id=self._gateway_id, heartbeat_ms=self._timing.heartbeat_ms)
+        def before_attached(message: bytes) -> None:
+            early.append(message)
+            if not greeted.done():
+                greeted.set_result(None)
+
         try:
             async with asyncio.timeout(CONNECT_DEADLINE_S):
-                await call.write(pb.GatewayMessage(hello=hello))
-                message = await call.read()
+                stream = self._stream = await GrpcStream.open(self.address, _ATTACH, before_attached)
         except TimeoutError as error:
-            raise WorkerUnavailable(f"no welcome within {CONNECT_DEADLINE_S:g} s") from error
-        except asyncio.InvalidStateError as error:
-            raise WorkerUnavailable("the stream ended before the welcome") from error
-        if message is EOF:
-            raise WorkerUnavailable(f"the stream ended before the welcome: {await call.details()}")
+            raise WorkerUnavailable(f"no connection within {CONNECT_DEADLINE_S:g} s") from error
+        except OSError as error:
+            raise WorkerUnavailable(f"no connection ({error.strerror or error})") from error
+        try:
+            welcome = await self._greet(stream, greeted, early)
+            async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+                model = await self._events.prepare(self, welcome, pb_grpc.WorkerStub(channel))
+            if welcome.role not in _ROLES:
+                raise WorkerUnavailable(f"the worker has the unknown role {welcome.role}")
+            await self._converse(stream, welcome, model, early)
+        finally:
+            self._stream = None
+            stream.close()
+
+    async def _greet(self, stream: GrpcStream, greeted: asyncio.Future[None], early: list[bytes]) -> pb.Welcome:
+        hello = pb.Hello(gateway_id=self._gateway_id, heartbeat_ms=self._timing.heartbeat_ms)
+        self._send(pb.GatewayMessage(hello=hello))
+        answers: set[asyncio.Future[Any]] = {greeted, stream.closed}
+        await asyncio.wait(answers, timeout=CONNECT_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        if not greeted.done():
+            if stream.closed.done():
+                raise WorkerUnavailable(f"the stream ended before the welcome: {stream.closed.result()}")
+            raise WorkerUnavailable(f"no welcome within {CONNECT_DEADLINE_S:g} s")
+        message = pb.WorkerMessage.FromString(early.pop(0))
         if message.WhichOneof("kind") != "welcome":
             raise WorkerUnavailable("the first message was no welcome")
-        return message.welcome  # type: ignore[no-any-return]
+        return message.welcome
 
-    async def _converse(self, call: Any, welcome: pb.Welcome, model: str) -> None:
+    async def _converse(self, stream: GrpcStream, welcome: pb.Welcome, model: str, early: list[bytes]) -> None:
+        """`early`: what came since the welcome."""
         self._take_queue(welcome.queue)
         self.attachment = Attachment(
             worker_id=welcome.worker_id,
@@ -213,23 +230,39 @@ class WorkerClient:
         )
         log.info("attached to worker %s (%s) at %s", welcome.worker_id, self.attachment.role.value, self.address)
         self.tried = True
+        fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        why = "the gateway ends"
+
+        def take(message: bytes) -> None:
+            if fault.done():
+                return
+            try:
+                self._take(pb.WorkerMessage.FromString(message))
+            except Exception as error:
+                log.exception("a message of worker %s met a fault of this gateway", welcome.worker_id)
+                fault.set_exception(error)
+
         self._events.attached(self)
+        for message in early:
+            take(message)
+        stream.on_message = take
         lost_after_ms = max(self._timing.lost_after_ms, 3 * welcome.heartbeat_ms)
-        tasks = [
-            asyncio.create_task(self._read(call)),
-            asyncio.create_task(self._write(call)),
-            asyncio.create_task(self._beat(lost_after_ms)),
-        ]
+        beating = asyncio.create_task(self._beat(stream, lost_after_ms))
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {stream.closed, fault, beating}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        why = next((_why(result) for result in results if isinstance(result, Exception)), "the worker ended the stream")
-        log.warning("lost worker %s at %s: %s", welcome.worker_id, self.address, why)
-        # At once, before the channel is closed: nothing more may be given to this worker.
-        self._forget(why)
+            stream.on_message = _ignore
+            beating.cancel()
+            silent = await asyncio.gather(beating, return_exceptions=True)
+            failed = [fault.exception()] if fault.done() else silent
+            why = next((_why(error) for error in failed if isinstance(error, Exception)), why)
+            if stream.closed.done():
+                why = stream.closed.result()
+            fault.cancel()
+            log.warning("lost worker %s at %s: %s", welcome.worker_id, self.address, why)
+            # At once, before the connection is closed: nothing more may be given to this worker.
+            self._forget(why)
 
     def _forget(self, why: str) -> None:
         if self.attachment is None:
@@ -240,27 +273,26 @@ class WorkerClient:
         for submission in requests.values():
             submission.lost(why)
 
-    # -- the three tasks of an attached stream
+    # -- what comes
 
-    async def _read(self, call: Any) -> None:
-        while (message := await call.read()) is not EOF:
-            self._silent_ticks = 0
-            match message.WhichOneof("kind"):
-                case "step":
-                    self._step(message.step)
-                case "heartbeat":
-                    self._take_queue(message.heartbeat.queue)
-                    self._events.load_changed(self)
-                case "accepted":
-                    submission = self._requests.get(message.accepted.ref)
-                    if submission is not None:
-                        submission.accepted()
-                case "refused":
-                    submission = self._requests.pop(message.refused.ref, None)
-                    if submission is not None:
-                        submission.refused(message.refused.reason, message.refused.message)
-                case other:
-                    log.warning("worker at %s sent an unexpected message: %s", self.address, other)
+    def _take(self, message: pb.WorkerMessage) -> None:
+        self._silent_ticks = 0
+        match message.WhichOneof("kind"):
+            case "step":
+                self._step(message.step)
+            case "heartbeat":
+                self._take_queue(message.heartbeat.queue)
+                self._events.load_changed(self)
+            case "accepted":
+                submission = self._requests.get(message.accepted.ref)
+                if submission is not None:
+                    submission.accepted()
+            case "refused":
+                submission = self._requests.pop(message.refused.ref, None)
+                if submission is not None:
+                    submission.refused(message.refused.reason, message.refused.message)
+            case other:
+                log.warning("worker at %s sent an unexpected message: %s", self.address, other)
 
     def _step(self, batch: pb.StepBatch) -> None:
         requests = self._requests
@@ -276,15 +308,7 @@ class WorkerClient:
             self._take_queue(batch.queue)
             self._events.load_changed(self)
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            message = await self._outgoing.get()
-            try:
-                await call.write(message)
-            except asyncio.InvalidStateError as error:
-                raise WorkerUnavailable("the stream ended") from error
-
-    async def _beat(self, lost_after_ms: int) -> None:
+    async def _beat(self, stream: GrpcStream, lost_after_ms: int) -> None:
         heartbeat_ms = self._timing.heartbeat_ms
         tick_ms = max(1, min(heartbeat_ms, lost_after_ms // 6))
         since_heartbeat_ms = 0
@@ -295,10 +319,10 @@ class WorkerClient:
             if self._silent_ticks * tick_ms > lost_after_ms:
                 raise WorkerUnavailable(f"it was silent for {lost_after_ms} ms")
             since_heartbeat_ms += tick_ms
-            # Whatever waits in the queue will be heard as well as a heartbeat.
-            if since_heartbeat_ms >= heartbeat_ms and self._outgoing.empty():
+            # Whatever waits to be sent will be heard as well as a heartbeat.
+            if since_heartbeat_ms >= heartbeat_ms and not stream.unsent_bytes:
                 since_heartbeat_ms = 0
-                self._outgoing.put_nowait(pb.GatewayMessage(heartbeat=pb.Heartbeat()))
+                self._send(pb.GatewayMessage(heartbeat=pb.Heartbeat()))
 
     def _take_queue(self, queue: pb.QueueState) -> None:
         self.queue = queue
@@ -311,6 +335,10 @@ class WorkerClient:
                 per_sequence_ms=model.per_sequence_ms,
                 per_kv_token_ms=model.per_kv_token_ms,
             )
+
+
+def _ignore(message: bytes) -> None:
+    """For what comes when nobody is concerned any more."""
 
 
 def _why(error: Exception) -> str:
