@@ -84,8 +84,17 @@ class Prices:
         # Nobody knows how long an answer will be: as long as those of late, or its limit if that is less.
         self.output_tokens = max(1.0, min(float(request.max_tokens), workload.output_tokens))
         self.all_blocks = int(-(-(self.prompt_tokens + self.output_tokens) // self.block_tokens))
+        self.stream_share = self._stream_share()
         self.decode_context = self.prompt_tokens + self.output_tokens / 2
         """Of the answer at half its length."""
+
+    def _stream_share(self) -> float:
+        """What a millisecond between tokens counts for. Where there are promises, time is counted in shares of them: a
+        millisecond of 500 to the first token is as much as forty of 20,000 for an answer. Without, all count alike."""
+        tpot_ms, ttft_ms = self._request.tpot_limit_ms, self._workload.ttft_limit_ms
+        if tpot_ms is None or ttft_ms is None:
+            return 1.0
+        return ttft_ms / (max(1.0, self._workload.output_tokens) * tpot_ms)
 
     # -- terms of one worker
 
@@ -133,7 +142,7 @@ class Prices:
     def stream_ms(self, worker: WorkerView) -> float:
         """Its tokens after the second. Without this term a worker with few long answers looks as good as one with few
         short ones."""
-        return max(0.0, self.output_tokens - 2.0) * self.tpot_ms(worker)
+        return self.stream_share * max(0.0, self.output_tokens - 2.0) * self.tpot_ms(worker)
 
     def decode_delay_ms(self, worker: WorkerView) -> float:
         """Every further step of every running request gets longer by this request's share."""
@@ -143,7 +152,7 @@ class Prices:
             + step.per_sequence_ms
             + self.decode_context * (step.per_kv_token_ms + step.per_token_context_ms)
         )
-        return worker.running * self.output_tokens * longer_ms
+        return self.stream_share * worker.running * self.output_tokens * longer_ms
 
     def prefill_delay_ms(self, worker: WorkerView, compute_ms: float) -> float:
         """Requests that come while it waits or is computed wait for it; and where answers run, each of them does."""
@@ -151,8 +160,24 @@ class Prices:
         if worker.role is not WorkerRole.PREFILL:
             # A worker of the decode pool counts one more than it runs: the one that comes next. So an idle decode pool
             # leaves prompts to an idle prefill pool, unless little of them is left to compute.
-            waiting += worker.running + (1 if worker.role is WorkerRole.DECODE else 0)
+            waiting += self.stream_share * (worker.running + (1 if worker.role is WorkerRole.DECODE else 0))
         return waiting * compute_ms
+
+    def beside_prompts_ms(self, worker: WorkerView, prompts_ms: float) -> float:
+        """What the tokens of its answers take while it computes prompts for `prompts_ms` too: no more than a step with
+        a whole chunk in it; and spread over an answer, one of usual length and a short one, no more than that time."""
+        tpot_ms = self.tpot_ms(worker)
+        if not worker.running:
+            return tpot_ms
+        step = worker.step
+        chunk = worker.chunk_tokens
+        mixed_ms = (
+            tpot_ms
+            + chunk * (step.per_new_token_ms + step.per_token_context_ms * self.prompt_tokens)
+            + step.per_kv_token_ms * self.prompt_tokens
+        )
+        spread_ms = prompts_ms / max(1.0, min(self._workload.output_tokens, self._workload.short_output_tokens))
+        return min(mixed_ms, tpot_ms + spread_ms)
 
     def recompute_ms(self, worker: WorkerView, stored_blocks: int) -> float:
         """Blocks that are stored push others out, of which some are asked for again. Where even what can be pushed out
@@ -188,8 +213,7 @@ class Prices:
             recompute_ms=decoding.recompute_ms,
         )
         tpot_ms = decoding.tpot_ms
-        # The answers that run there wait for the prompt: spread over their tokens.
-        worst_tpot_ms = tpot_ms + (compute_ms / self._workload.output_tokens if worker.running else 0.0)
+        worst_tpot_ms = self.beside_prompts_ms(worker, parts.queue_ms + compute_ms)
         return RouteOption(worker.worker_id, None, parts, tpot_ms, self._keeps(parts.ttft_ms, worst_tpot_ms))
 
     def remote(self, decoder: WorkerView, held: int, prefiller: WorkerView, leading_blocks: int) -> RouteOption:

@@ -50,6 +50,12 @@ class Workload:
     """Prompt tokens of a request that had to be computed."""
     output_tokens: float = 128.0
     """Tokens of an answer."""
+    short_output_tokens: float = 128.0
+    """Of an answer that is shorter than nine of ten: what a stall of a worker is spread over at worst."""
+    waiting_tokens: float = 0.0
+    """Uncached prompt tokens that wait in gateways for one worker that computes prompts, on the average."""
+    ttft_limit_ms: float | None = None
+    """What the requests are promised, on the average; None: nothing."""
     evicted_reuse: float = 0.0
     """Of the blocks that are evicted, the share that is asked for again (see `antiphon_kvtransfer.mirror`)."""
 
@@ -83,6 +89,8 @@ class RouteReason(enum.Enum):
     LOCAL_CHEAPER = "local_cheaper"
     """There are prefill workers, but the decode worker itself is cheaper (it holds most of it, or they are busy)."""
     LOCAL_NO_PREFILL_WORKER = "local_no_prefill_worker"
+    ROUND_ROBIN = "round_robin"
+    """It was their turn: the caller was told to route so (nothing here decides it)."""
 
 
 class NoWorkerReason(enum.Enum):

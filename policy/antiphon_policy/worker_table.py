@@ -156,8 +156,8 @@ class WorkerTable:
 
         holders = self._holders(leading, excluded)
         queued = figures[_QUEUED]
-        followers = self._followers(queued[prefills])
-        followers_on_decoders = self._followers(queued[decodes])
+        followers = self._followers(queued[prefills], self.workload.waiting_tokens)
+        followers_on_decoders = self._followers(queued[decodes], 0.0 if some_prefill else self.workload.waiting_tokens)
         prices = Prices(request, self.workload, self.links, holders, followers, followers_on_decoders)
         cached = np.zeros(count)
         for worker_id, blocks in leading.items():
@@ -178,11 +178,16 @@ class WorkerTable:
         local_ms = (
             ttft_ms
             + decode_ms
-            + compute_ms * (figures[_LOCAL_WAITING] + followers_on_decoders)
+            + compute_ms * (prices.stream_share * figures[_LOCAL_WAITING] + followers_on_decoders)
             + _recompute_ms(figures, prices.all_blocks - cached, prices)
         )
         if tpot_broken is not None:
-            worst = tpot_ms + compute_ms / self.workload.output_tokens * (figures[_RUNNING] > 0)
+            spread_ms = ttft_ms / max(1.0, min(self.workload.output_tokens, self.workload.short_output_tokens))
+            mixed_ms = (
+                figures[_CHUNK] * (figures[_PER_TOKEN] + figures[_PER_CONTEXT] * prices.prompt_tokens)
+                + figures[_PER_KV] * prices.prompt_tokens
+            )
+            worst = tpot_ms + np.minimum(mixed_ms, spread_ms) * (figures[_RUNNING] > 0)
             local_ms += _BROKEN_MS * (worst > request.tpot_limit_ms)
         if request.ttft_limit_ms is not None:
             local_ms += _BROKEN_MS * (ttft_ms > request.ttft_limit_ms)
@@ -268,11 +273,14 @@ class WorkerTable:
             and not (view := self._views[slot]).draining
         ]
 
-    def _followers(self, queued: Floats) -> float:
+    def _followers(self, queued: Floats, waiting_tokens: float) -> float:
         """Requests that will wait for one that is queued now: as many as wait at the least loaded of those that may
         compute prompts. Later ones join where the least is ahead, so that is the level they meet everywhere; and in a
         steady state as many come while one waits as wait when it comes."""
-        return float(queued.min()) / max(1.0, self.workload.uncached_tokens) if len(queued) else 0.0
+        if not len(queued):
+            return 0.0
+        workload = self.workload
+        return (float(queued.min()) + waiting_tokens) / max(1.0, workload.uncached_tokens)
 
     def _priced(
         self, pairs: list[tuple[float, int, int]], prices: Prices, leading: Mapping[str, int]
@@ -376,12 +384,12 @@ def _decode_ms(figures: Floats, cached: Floats, prices: Prices) -> tuple[Floats,
     per_context = figures[_PER_CONTEXT] + figures[_PER_KV]
     own = per_context * prices.decode_context
     tpot_ms = figures[_TPOT_MS] + own
-    more = max(0.0, prices.output_tokens - 2.0)
+    more = prices.stream_share * max(0.0, prices.output_tokens - 2.0)
     return (
         figures[_JOIN_MS]
         + per_context * prices.prompt_tokens
         + more * tpot_ms
-        + prices.output_tokens * (figures[_LONGER_MS] + figures[_RUNNING] * own)
+        + prices.stream_share * prices.output_tokens * (figures[_LONGER_MS] + figures[_RUNNING] * own)
     ), tpot_ms
 
 

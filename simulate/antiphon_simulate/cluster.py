@@ -146,6 +146,7 @@ class Cluster:
                 timing,
                 pool_blocks=shape.pool_blocks,
                 block_tokens=block_tokens,
+                chunk_tokens=timing.chunk_tokens if role is WorkerRole.PREFILL else timing.mixed_chunk_tokens,
                 max_running=shape.max_running,
                 events=self._events,
                 observer=self,

@@ -52,6 +52,8 @@ class Timing:
     step: StepModel
     chunk_tokens: int = 2048
     """Prompt tokens in one step of a prefill worker."""
+    mixed_chunk_tokens: int = 512
+    """The same of a worker that decodes: each such step is a pause for its answers."""
     block_bytes: int = 512 * 131072
     """KV bytes of one block of the trace."""
     link_gigabytes_per_s: float = 25.0

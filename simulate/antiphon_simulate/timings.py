@@ -1,7 +1,7 @@
 """What workers and links are taken to be: presets by name, or a JSON file of a person's own.
 
     {"name": "mine", "source": "who measured it, and how",
-     "chunk_tokens": 2048, "block_bytes": 83886080, "link_gigabytes_per_s": 25.0,
+     "chunk_tokens": 2048, "mixed_chunk_tokens": 512, "block_bytes": 83886080, "link_gigabytes_per_s": 25.0,
      "step": {"base_ms": 8.0, "per_new_token_ms": 0.06, "per_token_context_ms": 6e-7,
               "per_sequence_ms": 0.02, "per_kv_token_ms": 2.5e-5}}
 
@@ -43,6 +43,7 @@ class _Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: _Step
     chunk_tokens: _More
+    mixed_chunk_tokens: _More
     block_bytes: _More
     link_gigabytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
     name: str = ""
@@ -69,8 +70,8 @@ def _timing(name: str, content: bytes) -> Timing:
         found = msgspec.json.decode(content, type=_File)
     except msgspec.DecodeError as error:
         raise TimingError(
-            f"timing {name}: {error}; a timing has name, source, chunk_tokens, block_bytes, link_gigabytes_per_s and "
-            "step with base_ms, per_new_token_ms, per_token_context_ms, per_sequence_ms and per_kv_token_ms, none of "
+            f"timing {name}: {error}; a timing has name, source, chunk_tokens, mixed_chunk_tokens, block_bytes, "
+            "link_gigabytes_per_s and step with base_ms, per_new_token_ms, per_token_context_ms, per_sequence_ms and per_kv_token_ms, none of "
             "them negative"
         ) from error
     if found.step.base_ms + found.step.per_new_token_ms <= 0.0:
@@ -78,6 +79,7 @@ def _timing(name: str, content: bytes) -> Timing:
     return Timing(
         step=StepModel(**msgspec.structs.asdict(found.step)),
         chunk_tokens=found.chunk_tokens,
+        mixed_chunk_tokens=found.mixed_chunk_tokens,
         block_bytes=found.block_bytes,
         link_gigabytes_per_s=found.link_gigabytes_per_s,
         name=found.name or name,

@@ -62,6 +62,7 @@ class Worker:
         *,
         pool_blocks: int,
         block_tokens: int,
+        chunk_tokens: int,
         max_running: int,
         events: Events,
         observer: Observer,
@@ -71,7 +72,7 @@ class Worker:
         self.received = 0
         """Requests that it was told of, as prefiller or as decoder."""
         self._model = step
-        self._chunk_tokens = timing.chunk_tokens
+        self._chunk_tokens = chunk_tokens
         self._block_tokens = block_tokens
         self._max_running = max_running
         self._events = events

@@ -32,6 +32,7 @@ SMALL = (*ROUTE, "--trace", str(CONVERSATION), "--limit", "40")
 PLAN = Plan(read_trace(CONVERSATION).head(40), ClusterShape(2, 2, 1024), read_timing("example-gpu"), Sla())
 TIMING = {
     "chunk_tokens": 512,
+    "mixed_chunk_tokens": 512,
     "block_bytes": 1000,
     "link_gigabytes_per_s": 1.0,
     "step": {

@@ -49,7 +49,9 @@ def test_its_second_token_waits_for_the_last_chunks_blocks_and_one_step() -> Non
 
 
 def test_where_the_link_is_slower_than_the_prefill_the_rest_is_waited_for() -> None:
-    timing = Timing(step=STEP, chunk_tokens=64, block_bytes=100_000_000, link_gigabytes_per_s=1.0)
+    timing = Timing(
+        step=STEP, chunk_tokens=64, mixed_chunk_tokens=64, block_bytes=100_000_000, link_gigabytes_per_s=1.0
+    )
     found = outcomes([request(0, 0.0, 300, 2)], on_pair(), timing=timing)[0]
     first_chunk_ms = STEP.prefill_ms(new_tokens=64, chunk_tokens=64)
     moves_ms = 5 * 0.2 + 19 * 100.0
@@ -162,7 +164,9 @@ def test_a_prefix_is_pulled_from_a_peer_that_has_it() -> None:
 
 def test_others_are_computed_while_a_prefix_is_on_its_way() -> None:
     shape = ClusterShape(prefill=2, decode=1, pool_blocks=1000)
-    slow_link = Timing(step=STEP, chunk_tokens=64, block_bytes=100_000_000, link_gigabytes_per_s=1.0)
+    slow_link = Timing(
+        step=STEP, chunk_tokens=64, mixed_chunk_tokens=64, block_bytes=100_000_000, link_gigabytes_per_s=1.0
+    )
     placements = [
         Placement("decode-0", "prefill-0"),
         Placement("decode-0", "prefill-1", pull_from="prefill-0"),

@@ -24,7 +24,7 @@ BLOCK_TOKENS = 16
 STEP = StepModel(
     base_ms=1.7, per_new_token_ms=0.11, per_token_context_ms=0.00013, per_sequence_ms=0.31, per_kv_token_ms=0.0017
 )
-TIMING = Timing(step=STEP, chunk_tokens=64, block_bytes=1_000_000, link_gigabytes_per_s=1.0)
+TIMING = Timing(step=STEP, chunk_tokens=64, mixed_chunk_tokens=64, block_bytes=1_000_000, link_gigabytes_per_s=1.0)
 """A block moves in 0.2 + 1 ms."""
 
 

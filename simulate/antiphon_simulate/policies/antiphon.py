@@ -20,6 +20,15 @@ UNKNOWN_LENGTH_TOKENS = 1 << 20
 """No router knows how long an answer will be: the trace's own figure is not told."""
 
 
+MEMORY = 0.02
+"""What one request changes of the means."""
+
+LOOK_AGAIN_MS = 30.0
+"""What waits is looked at when a worker has room, and after so long in any case: it may have to go elsewhere by now."""
+
+GHOST_BLOCKS = 200_000
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """What can be left out, to measure what it brings."""
@@ -51,33 +60,42 @@ class AntiphonPolicy:
         prefillers = [worker for worker in cluster.workers if worker.role is WorkerRole.PREFILL]
         self._prefillers = prefillers or list(cluster.workers)
         self._horizon_ms = {
-            worker.worker_id: horizon_ms(worker.step, chunk_tokens=timing.chunk_tokens) for worker in cluster.workers
+            worker.worker_id: horizon_ms(worker.step, chunk_tokens=self._chunk_tokens(worker))
+            for worker in cluster.workers
         }
         self._tokens_per_ms = prompt_tokens_per_ms(
             (worker.step for worker in self._prefillers), chunk_tokens=timing.chunk_tokens
         )
         self._uncached = 512.0
         self._output = 128.0
+        self._short_output = 128.0
+        self._promised_ms = cluster.sla.ttft_limit_ms(0)
+        self._looked_ms = -LOOK_AGAIN_MS
         self._ghost: dict[int, None] = {}
         self._stored = 1.0
         self._asked_again = 0.0
 
     def arrived(self, arrival: Arrival) -> None:
         request = arrival.request
+        limit_ms = self.cluster.sla.ttft_limit_ms(request.prompt_tokens)
+        self._promised_ms += MEMORY * (limit_ms - self._promised_ms)
         self._arrivals[request.index] = arrival
         self._line.add(
             Entry(
                 key=request.index,
                 arrived_ms=arrival.arrived_ms,
                 uncached_tokens=request.prompt_tokens,
-                due_ms=arrival.arrived_ms + self.cluster.sla.ttft_limit_ms(request.prompt_tokens),
+                due_ms=arrival.arrived_ms + limit_ms,
             )
         )
 
     def dispatch(self, now_ms: float) -> Iterator[tuple[TraceRequest, Placement]]:
         self._note_evictions()
-        if not self._line or (self._variant.hold and not self._some_room()):
+        if not self._line:
             return
+        if self._variant.hold and now_ms < self._looked_ms + LOOK_AGAIN_MS and not self._some_room():
+            return
+        self._looked_ms = now_ms
         self._refresh()
         most = 2 * len(self._prefillers) if self._variant.hold else None
         for entry in self._line.pass_over(
@@ -89,7 +107,11 @@ class AntiphonPolicy:
             yield arrival.request, self._placement(decision, now_ms - arrival.arrived_ms)
 
     def ended(self, request: TraceRequest, placement: Placement, now_ms: float) -> None:
-        self._output += 0.02 * (request.output_tokens - self._output)
+        tokens = request.output_tokens
+        self._output += MEMORY * (tokens - self._output)
+        # One of ten answers is shorter: nine small steps up weigh as much as one down.
+        step = MEMORY * self._output
+        self._short_output = max(1.0, self._short_output + (0.1 * step if tokens > self._short_output else -0.9 * step))
 
     # -- one look at one that waits
 
@@ -122,9 +144,8 @@ class AntiphonPolicy:
 
     def _some_room(self) -> bool:
         """Whether any prefiller may be given something: most calls find none, and end here."""
-        chunk = self.cluster.timing.chunk_tokens
         return any(
-            worker.step.prefill_ms(new_tokens=worker.queued_tokens, chunk_tokens=chunk)
+            worker.step.prefill_ms(new_tokens=worker.queued_tokens, chunk_tokens=self._chunk_tokens(worker))
             <= self._horizon_ms[worker.worker_id]
             for worker in self._prefillers
         )
@@ -132,7 +153,14 @@ class AntiphonPolicy:
     def _decide(self, arrival: Arrival, now_ms: float) -> RouteDecision:
         request = arrival.request
         sla = self.cluster.sla
-        self.table.workload = Workload(self._uncached, self._output, self._asked_again / self._stored)
+        self.table.workload = Workload(
+            uncached_tokens=self._uncached,
+            output_tokens=self._output,
+            short_output_tokens=self._short_output,
+            waiting_tokens=self._line.waiting_tokens / len(self._prefillers),
+            ttft_limit_ms=self._promised_ms,
+            evicted_reuse=self._asked_again / self._stored,
+        )
         asked = RouteRequest(
             prompt_tokens=request.prompt_tokens,
             block_tokens=self.cluster.block_tokens,
@@ -155,7 +183,7 @@ class AntiphonPolicy:
     def _learn(self, request: TraceRequest, decision: RouteDecision) -> None:
         blocks = decision.prefix_peers[0][1] if decision.prefix_peers else decision.prefill_blocks
         uncached = request.prompt_tokens - blocks * self.cluster.block_tokens
-        self._uncached += 0.02 * (uncached - self._uncached)
+        self._uncached += MEMORY * (uncached - self._uncached)
         stored = len(request.blocks) - decision.prefill_blocks
         self._stored = self._stored * 0.999 + max(1, stored)
         self._asked_again *= 0.999
@@ -167,7 +195,7 @@ class AntiphonPolicy:
     def _note_evictions(self) -> None:
         for block in self.cluster.evicted():
             self._ghost[block] = None
-        while len(self._ghost) > 200_000:
+        while len(self._ghost) > GHOST_BLOCKS:
             del self._ghost[next(iter(self._ghost))]
 
     def _refresh(self) -> None:
@@ -188,5 +216,9 @@ class AntiphonPolicy:
             free_blocks=worker.free_blocks,
             total_blocks=worker.total_blocks,
             step=worker.step,
-            chunk_tokens=self.cluster.timing.chunk_tokens,
+            chunk_tokens=self._chunk_tokens(worker),
         )
+
+    def _chunk_tokens(self, worker: WorkerState) -> int:
+        timing = self.cluster.timing
+        return timing.chunk_tokens if worker.role is WorkerRole.PREFILL else timing.mixed_chunk_tokens
