@@ -65,6 +65,7 @@ class Attempt:
         "load",
         "outcome",
         "pledges",
+        "predicted_ttft_ms",
         "ref",
         "sent_at",
     )
@@ -75,6 +76,8 @@ class Attempt:
         self.choice = entry.key
         self.load = load
         self.outcome = outcome
+        self.predicted_ttft_ms = 0.0
+        """From being sent to its first token, when it was routed."""
         self.pledges: tuple[tuple[WorkerLoad, Pledge], ...] = ()
         self.ref = 0
         self.answered = False
@@ -252,6 +255,8 @@ class Dispatcher:
                 self._release(attempt)
             if not attempt.outcome.first_token_at:
                 attempt.outcome.began(step, now)
+                measured_ms = (now - attempt.sent_at) * 1e3
+                self._metrics.predicted(choice.flight.model.name, attempt.predicted_ttft_ms, measured_ms)
         if not attempt.answered:
             self._answered(attempt)
         kept = choice.put(step)
@@ -300,7 +305,7 @@ class Dispatcher:
         queue = self._queues.get(group)
         if queue is None:
             queue = self._queues[group] = GroupQueue(
-                Placing(group, self._fleet, self._sessions, self._draw),
+                Placing(group, self._fleet, self._sessions, self._draw, in_turn=self._options.routing == "round-robin"),
                 submit=self._submit,
                 nobody=self._nobody,
                 served=lambda: self.selection.choose(group.model) is not None,
@@ -486,6 +491,7 @@ class Dispatcher:
         choice.submits += 1
         record = choice.flight.trail.submitted(choice, plan.inputs, decision)
         attempt = Attempt(self, entry, load, record.outcome)
+        attempt.predicted_ttft_ms = decision.predicted_ttft_ms
         choice.attempt = attempt
         choice.continued = bool(choice.output)
         load.unanswered += 1

@@ -20,6 +20,7 @@ from prometheus_client import (
 )
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_ERROR_RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -40,6 +41,7 @@ class GatewayMetrics:
         self._of: dict[tuple[str, str], RequestMetrics] = {}
         self._answered: dict[tuple[str, str, int], Counter] = {}
         self._queued: dict[str, Histogram] = {}
+        self._predicted: dict[str, Histogram] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         prefix = "antiphon_gateway"
@@ -69,6 +71,13 @@ class GatewayMetrics:
             "From the request's arrival to a worker's answer",
             ("model",),
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._ttft_error = Histogram(
+            f"{prefix}_ttft_prediction_error_ratio",
+            "|predicted - measured| / measured of the time from submitting to a worker until the first token",
+            ("model",),
+            buckets=_ERROR_RATIOS,
             registry=self.registry,
         )
         self._prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Prompt tokens served", labels, registry=self.registry)
@@ -128,6 +137,15 @@ class GatewayMetrics:
         if histogram is None:
             histogram = self._queued[model] = self._queue_wait.labels(model)
         histogram.observe(seconds)
+
+    def predicted(self, model: str, predicted_ttft_ms: float, measured_ttft_ms: float) -> None:
+        """What routing had said of an attempt whose first token has now come."""
+        if measured_ttft_ms <= 0.0:
+            return
+        histogram = self._predicted.get(model)
+        if histogram is None:
+            histogram = self._predicted[model] = self._ttft_error.labels(model)
+        histogram.observe(abs(predicted_ttft_ms - measured_ttft_ms) / measured_ttft_ms)
 
     def refused(self, reason: str) -> None:
         self._refused.labels(reason.removeprefix("REFUSAL_").lower()).inc()
