@@ -71,8 +71,8 @@ def _timing(name: str, content: bytes) -> Timing:
     except msgspec.DecodeError as error:
         raise TimingError(
             f"timing {name}: {error}; a timing has name, source, chunk_tokens, mixed_chunk_tokens, block_bytes, "
-            "link_gigabytes_per_s and step with base_ms, per_new_token_ms, per_token_context_ms, per_sequence_ms and per_kv_token_ms, none of "
-            "them negative"
+            "link_gigabytes_per_s and step with base_ms, per_new_token_ms, per_token_context_ms, per_sequence_ms and "
+            "per_kv_token_ms, none of them negative"
         ) from error
     if found.step.base_ms + found.step.per_new_token_ms <= 0.0:
         raise TimingError(f"timing {name}: steps that take no time: give base_ms or per_new_token_ms")
