@@ -15,6 +15,7 @@ _REASONS = {
     RouteReason.PREFILL_REMOTE.value: "a prefill worker was the cheapest place for the prompt",
     RouteReason.LOCAL_CHEAPER.value: "there are prefill workers, but the decode worker itself was cheaper",
     RouteReason.LOCAL_NO_PREFILL_WORKER.value: "there was no prefill worker",
+    RouteReason.ROUND_ROBIN.value: "it was their turn, as --routing round-robin wants it",
 }
 
 

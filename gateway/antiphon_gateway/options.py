@@ -20,6 +20,11 @@ class GatewayOptions:
         False, "be ready once Redis has told which workers there are, also if there are none (in a cluster)"
     )
     worker: tuple[str, ...] = option((), "host:port of a worker to use beside those found in Redis; may be repeated")
+    routing: str = option(
+        "cost",
+        "who gets a request: by cache and load, or in turn (to compare with, or to look for a fault)",
+        choices=("cost", "round-robin"),
+    )
     queue_size: int = option(1024, "choices that may wait for a worker; one more is answered 429")
     queue_tokens: int = option(4_194_304, "uncached prompt tokens that may wait; more are answered 429")
     queue_timeout_s: float = option(30.0, "how long a choice may wait for a worker; then it is answered 503")

@@ -22,6 +22,7 @@ from antiphon_gateway.fleet import Fleet, can_decode
 from antiphon_gateway.flight import Choice
 from antiphon_gateway.groups import Group
 from antiphon_gateway.load import Pledge, WorkerLoad
+from antiphon_gateway.round_robin import RoundRobin
 from antiphon_gateway.sessions import Sessions
 
 AGED_S = 0.02
@@ -51,12 +52,16 @@ class Plan:
 class Placing:
     """See the module."""
 
-    def __init__(self, group: Group, fleet: Fleet, sessions: Sessions, draw: Callable[[], float]) -> None:
+    def __init__(
+        self, group: Group, fleet: Fleet, sessions: Sessions, draw: Callable[[], float], *, in_turn: bool = False
+    ) -> None:
+        """`in_turn`: round robin instead of the cheapest."""
         self.group = group
         self._fleet = fleet
         self._sessions = sessions
         self._draw = draw
         self._table = WorkerTable()
+        self._choose = RoundRobin(self._table).choose if in_turn else self._table.choose
         self._loads: dict[str, WorkerLoad] = {}
         self._changed: set[WorkerLoad] = set()
         self._ageing: deque[tuple[float, WorkerLoad]] = deque()
@@ -163,7 +168,7 @@ class Placing:
             for worker_id in self._unseen:
                 self._put(self._loads[worker_id], now, draining=table.view(worker_id).draining)
             self._unseen.clear()
-        decision = table.choose(request, leading, draw, choice.excluded)
+        decision = self._choose(request, leading, draw, choice.excluded)
         inputs = RouteInputs(
             request, draw, tuple(table.views()), leading, table.links, table.workload, tuple(choice.excluded)
         )
