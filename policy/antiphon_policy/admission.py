@@ -8,8 +8,9 @@
                         4. too late for their deadline, by arrival
 
 All shares are in uncached prompt tokens, never in requests. A request is *at risk* if it would miss its deadline were
-it served last of all that waits now; so a short line goes by prefix, and the longer it grows the more goes by deadline.
-One that would miss it even if it started now is *too late*: it goes after those that can still make theirs.
+it served last of all that waits now, and behind the longest of them once more, which nobody takes back once it has
+started; so a short line goes by prefix, and the longer it grows the more goes by deadline. One that would miss it even
+if it started now is *too late*: it goes after those that can still make theirs.
 
 Nobody is passed over for ever, and the bound is in tokens too: of one tenant and class, a request goes first once
 later ones have started `OVERTAKEN` (`OVERTAKEN_LATE` if it is too late) times the tokens that waited before it when it
@@ -252,6 +253,8 @@ class WaitingLine(Generic[K]):
         once `max_held` were held.
         """
         drain_ms = self.waiting_tokens / tokens_per_ms if tokens_per_ms > 0.0 else 0.0
+        # And the longest may just have been started before it: nothing is taken back.
+        drain_ms += max((entry.service_ms for entry in self._entries.values()), default=0.0)
         classes = self._classes.cursor()
         cursors: dict[Priority, Cursor[str]] = {}
         rankings: dict[tuple[Priority, str], Iterator[Entry[K]]] = {}
