@@ -32,15 +32,20 @@ from antiphon_policy.route_records import (
 NEAR_TIE = 0.03
 """Pairs within this share of the cheapest one's time to first token are as good: the models are not more exact."""
 NEAR_TIE_MS = 0.5
+FEW = 64
+"""So many are sorted whole."""
 PAIRED = 4
 """So many of the best of either side are paired."""
 FALLBACKS = 3
 ALTERNATIVES = 4
 
+_INFINITE = float("inf")
 _BROKEN_MS = 1e9
 """Added where a promise would be broken: such workers come after all others."""
 
 Floats = NDArray[np.float64]
+_Ranked = tuple[float, int, RouteOption]
+"""(cost, more where a promise is broken; a number that tells equal ones apart; the option)"""
 
 # Rows of the table. Those of the first part are the worker's figures, those of the second follow from them.
 (
@@ -231,7 +236,7 @@ class WorkerTable:
             (self.view(decoder_id), decoder_held) if remote else None,
         )
         fallbacks = [self._views[slot].worker_id for _, slot in ranked]
-        others = heapq.nsmallest(ALTERNATIVES + 1, options, key=_rank)
+        others = [option for _, _, option in options[: ALTERNATIVES + 1] if option is not chosen]
         return RouteDecision(
             decode=decoder_id,
             prefill=chosen.prefill,
@@ -239,7 +244,7 @@ class WorkerTable:
             prefix_peers=tuple((holder.worker_id, blocks) for holder, blocks, _ in peers),
             predicted_ttft_ms=chosen.cost.ttft_ms,
             reason=reason,
-            alternatives=tuple(option for option in others if option is not chosen)[:ALTERNATIVES],
+            alternatives=tuple(others[:ALTERNATIVES]),
             cost=chosen.cost,
             predicted_tpot_ms=chosen.tpot_ms,
             keeps_sla=chosen.keeps_sla,
@@ -282,13 +287,12 @@ class WorkerTable:
         workload = self.workload
         return (float(queued.min()) + waiting_tokens) / max(1.0, workload.uncached_tokens)
 
-    def _priced(
-        self, pairs: list[tuple[float, int, int]], prices: Prices, leading: Mapping[str, int]
-    ) -> list[RouteOption]:
-        """Exact prices, by rising bound. The bounds leave out little, so those far above the best are not priced."""
+    def _priced(self, pairs: list[tuple[float, int, int]], prices: Prices, leading: Mapping[str, int]) -> list[_Ranked]:
+        """Exact prices, the cheapest first. Pairs are priced by rising bound, and the bounds leave out little, so those
+        far above the best are not priced at all."""
         pairs.sort(key=_first)
         views = self._views
-        options: list[RouteOption] = []
+        options: list[_Ranked] = []
         best_ms = float("inf")
         for bound_ms, decoder, prefiller in pairs:
             if len(options) > ALTERNATIVES and bound_ms > best_ms:
@@ -300,8 +304,11 @@ class WorkerTable:
             else:
                 other = views[prefiller]
                 option = prices.remote(view, held, other, leading.get(other.worker_id, 0))
-            options.append(option)
-            best_ms = min(best_ms, _rank(option) + _margin_ms(option))
+            cost = option.cost
+            rank = cost.total_ms if option.keeps_sla else cost.total_ms + _BROKEN_MS
+            options.append((rank, len(options), option))
+            best_ms = min(best_ms, rank + _margin_ms(option))
+        options.sort()
         return options
 
     def _load(self, option: RouteOption) -> tuple[int, int, int]:
@@ -407,40 +414,39 @@ def _block_ms(request: RouteRequest) -> float:
 
 def _best(cost_ms: Floats, allowed: NDArray[np.bool_], start: int, count: int) -> list[tuple[float, int]]:
     """(cost, slot) of the cheapest allowed. Equal ones from `start` on, or all gateways would pick the first."""
-    order = np.roll(np.where(allowed, cost_ms, np.inf), -start)
-    size = len(order)
-    if size > 4 * count:
+    size = len(cost_ms)
+    order = np.where(allowed, cost_ms, np.inf)
+    order = np.concatenate((order[start:], order[:start]))
+    if size > FEW:
         few = np.argpartition(order, count)[:count]
-        few = few[np.argsort(order[few], kind="stable")]
+        costs = [(cost, at) for cost, at in zip(order[few].tolist(), few.tolist(), strict=True)]
     else:
-        few = np.argsort(order, kind="stable")[:count]
-    return [(float(order[at]), int((at + start) % size)) for at in few if order[at] != np.inf]
+        costs = [(cost, at) for at, cost in enumerate(order.tolist())]
+    costs.sort()
+    return [(cost, (at + start) % size) for cost, at in costs[:count] if cost != _INFINITE]
 
 
 def _pick(
-    options: Sequence[RouteOption],
+    options: Sequence[_Ranked],
     hint: tuple[str, str] | None,
     tie_break: float,
     load: Callable[[RouteOption], tuple[int, int, int]],
 ) -> RouteOption:
     """The cheapest; of near ties the session's last pair, else the less loaded of two random picks."""
-    cheapest = min(options, key=_rank)
-    limit_ms = _rank(cheapest) + _margin_ms(cheapest)
-    near = [option for option in options if _rank(option) <= limit_ms]
+    rank, _, cheapest = options[0]
+    limit_ms = rank + _margin_ms(cheapest)
+    near = [ranked for ranked in options if ranked[0] <= limit_ms]
     if len(near) == 1:
         return cheapest
     if hint is not None:
-        for option in near:
+        for _, _, option in near:
             if (option.decode, option.prefill or "") == hint:
                 return option
     # One draw gives both picks: its first digits the one, the digits after them the other.
     first, rest = divmod(tie_break * len(near), 1.0)
     one = near.pop(int(first))
-    return min((one, near[int(rest * len(near))]), key=lambda option: (load(option), _rank(option)))
-
-
-def _rank(option: RouteOption) -> float:
-    return option.cost.total_ms + (0.0 if option.keeps_sla else _BROKEN_MS)
+    other = near[int(rest * len(near))]
+    return min((load(one[2]), one), (load(other[2]), other))[1][2]
 
 
 def _margin_ms(option: RouteOption) -> float:
