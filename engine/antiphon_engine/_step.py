@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphon_engine._request import Request
 from antiphon_engine.executor import SampledToken, SequenceStep
-from antiphon_engine.interface import FinishReason, PrefillProgress, RequestOutput
+from antiphon_engine.interface import FinishReason, PrefillProgress, RequestOutput, StepSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +53,17 @@ def progress_of(request: Request, sampled: SampledToken | None, error: str = "")
         first_logprob=sampled.logprob if sampled else None,
         partial_tokens=len(request.tokens) % request.block_tokens if sampled else 0,
         error=error,
+    )
+
+
+def step_sample(steps: Sequence[SequenceStep], duration_ms: float) -> StepSample:
+    """What the latency model is told of a computed step."""
+    counts = [len(step.tokens) for step in steps]
+    contexts = [step.start + count for step, count in zip(steps, counts, strict=True)]
+    return StepSample(
+        duration_ms=duration_ms,
+        new_tokens=sum(counts),
+        token_context=sum(count * context for count, context in zip(counts, contexts, strict=True)),
+        sequences=len(counts),
+        kv_tokens=sum(contexts),
     )

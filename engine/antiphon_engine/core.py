@@ -18,13 +18,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from antiphon_kvtransfer.identity import BlockHash
 
 from antiphon_engine._priority import compute_after_others
 from antiphon_engine._request import Request
-from antiphon_engine._step import StepPlan
+from antiphon_engine._step import StepPlan, step_sample
 from antiphon_engine.executor import Executor, SampledToken
 from antiphon_engine.interface import (
     BlocksChanged,
@@ -43,6 +44,7 @@ from antiphon_engine.interface import (
 )
 from antiphon_engine.pool import BlockPool
 from antiphon_engine.scheduler import Scheduler, SchedulerConfig
+from antiphon_engine.self_measure import Limits, probe_steps
 
 logger = logging.getLogger("antiphon.engine")
 
@@ -54,6 +56,8 @@ class BlockEngine(Engine):
         self._executor = executor
         self._pool = BlockPool(executor.kv.num_blocks)
         self._scheduler = Scheduler(config, executor.info, self._pool)
+        self._config = config
+        self._measurement: tuple[float, Future[tuple[StepSample, ...]]] | None = None
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._block_events: deque[BlocksChanged] = deque()
@@ -77,6 +81,18 @@ class BlockEngine(Engine):
         """How often a running request had to give its blocks back."""
         with self._lock:
             return self._scheduler.preemptions
+
+    def measure_first(self, budget_ms: float) -> Future[tuple[StepSample, ...]]:
+        """Before `start`: have the engine's thread time some steps of its own first, for about so long at most.
+
+        What it measured (`self_measure`); fewer steps, or none, where time or blocks are short or a step fails.
+        """
+        measured: Future[tuple[StepSample, ...]] = Future()
+        with self._lock:
+            if self._thread is not None:
+                raise RuntimeError("an engine measures itself before it is started")
+            self._measurement = (budget_ms, measured)
+        return measured
 
     def start(self, listener: EngineListener) -> None:
         with self._lock:
@@ -212,6 +228,8 @@ class BlockEngine(Engine):
     def _run(self, listener: EngineListener) -> None:
         try:
             compute_after_others()
+            if self._measurement is not None:
+                self._measure(*self._measurement)
             self._step_until_closed(listener)
         except BaseException as error:
             logger.error("the engine's thread died", exc_info=error)
@@ -220,6 +238,28 @@ class BlockEngine(Engine):
             listener.on_failure(error)
         finally:
             self._executor.close()
+
+    def _measure(self, budget_ms: float, measured: Future[tuple[StepSample, ...]]) -> None:
+        if not measured.set_running_or_notify_cancel():
+            return
+        samples: list[StepSample] = []
+        limits = Limits.of(self._config, self.info, self._pool.available_blocks)
+        with self._changing():
+            # Retained, as no request refers to them. They are never indexed, so nobody finds what is in them.
+            blocks = self._pool.allocate(limits.blocks) or []
+            self._pool.retain(blocks)
+            self._pool.drop(blocks)
+        try:
+            for sample in probe_steps(self._executor.execute, limits, blocks, budget_ms):
+                samples.append(sample)
+                if self._closing:
+                    break
+        except Exception as error:
+            logger.warning("a step of the self-measurement failed after %d of them", len(samples), exc_info=error)
+        finally:
+            with self._changing():
+                self._pool.release(blocks)
+            measured.set_result(tuple(samples))
 
     def _step_until_closed(self, listener: EngineListener) -> None:
         failed_steps = 0
@@ -239,7 +279,7 @@ class BlockEngine(Engine):
             with self._changing():
                 if error is None:
                     news = self._scheduler.commit(plan, results)
-                    sample = _sample(plan, duration_ms)
+                    sample = step_sample([part.step for part in plan.parts], duration_ms) if plan.parts else None
                 else:
                     news = self._scheduler.fail(plan, f"the step failed: {type(error).__name__}: {error}")
                     sample = None
@@ -271,17 +311,3 @@ class BlockEngine(Engine):
         if [result is None for result in results] != [step.sample is None for step in steps]:
             raise RuntimeError(f"{type(self._executor).__name__} did not sample exactly where it was asked to")
         return results
-
-
-def _sample(plan: StepPlan, duration_ms: float) -> StepSample | None:
-    if not plan.parts:
-        return None
-    counts = [len(part.step.tokens) for part in plan.parts]
-    contexts = [part.step.start + count for part, count in zip(plan.parts, counts, strict=True)]
-    return StepSample(
-        duration_ms=duration_ms,
-        new_tokens=sum(counts),
-        token_context=sum(count * context for count, context in zip(counts, contexts, strict=True)),
-        sequences=len(counts),
-        kv_tokens=sum(contexts),
-    )
