@@ -50,12 +50,12 @@ HEARTBEAT = (
     + """
 -- KEYS record index blocks workers events
 -- ARGV worker incarnation started_at_ms record record_ttl index_ttl events_max
--- Renews the record and the times to live. Returns {status, sequence, intact}.
+-- Renews the record and the times to live. Returns {status, sequence, intact, workers of the model}.
 local record, index, blocks, workers, events = unpack(KEYS)
 local worker, incarnation, started, value, record_ttl, index_ttl, events_max = unpack(ARGV)
 local ttl = tonumber(index_ttl)
 local held = redis.call('HMGET', index, 'incarnation', 'started_at_ms')
-if held[1] and held[1] ~= incarnation and tonumber(held[2]) > tonumber(started) then return {1, '-1', 0} end
+if held[1] and held[1] ~= incarnation and tonumber(held[2]) > tonumber(started) then return {1, '-1', 0, 0} end
 if held[1] ~= incarnation then
   redis.call('UNLINK', index, blocks)
   redis.call('HSET', index, 'incarnation', incarnation, 'started_at_ms', started, 'sequence', '-1', 'count', '0')
@@ -73,7 +73,7 @@ redis.call('PEXPIREAT', index, expiry)
 redis.call('PEXPIREAT', blocks, expiry)
 renew(workers, ttl)
 renew(events, ttl)
-return {0, redis.call('HGET', index, 'sequence'), intact(index, blocks) and 1 or 0}
+return {0, redis.call('HGET', index, 'sequence'), intact(index, blocks) and 1 or 0, redis.call('ZCARD', workers)}
 """
 )
 

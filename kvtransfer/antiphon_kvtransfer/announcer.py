@@ -51,8 +51,11 @@ EVENTS_KEPT = 20_000
 """About so many events stay in a model's stream; a reader further behind loads the sets anew."""
 DELTA_HASHES = 256
 """A delta stops taking further changes at so many hashes, which bounds the stream's memory."""
-PART_HASHES = 4_000
-"""A whole set is written in parts of so many: Redis serves nobody else for the 2 ms that one takes."""
+FLEET_ROUNDS_PER_S = 2_000
+"""All workers of a model together write so many rounds at most, as Redis and each gateway pay by the round. So in a
+large fleet each takes more changes into one: of 1,000 workers a busy one writes twice a second."""
+PART_HASHES = 2_000
+"""A whole set is written in parts of so many: Redis serves nobody else for the millisecond or two that one takes."""
 PART_TTL_MS = 10_000
 """A part that nobody put in place is gone after that."""
 MAX_PENDING_HASHES = 100_000
@@ -161,14 +164,16 @@ class WorkerAnnouncer:
     ) -> None:
         """`snapshot` gives the engine's (sequence, whole set of blocks); it is called on a thread of its own.
 
-        `flush_ms`: at most one round of writes in that time. `list_model`: whether it keeps the model in the list of
-        models, which a Redis user of that model alone may not write. Raises RedisUrlError.
+        `flush_ms`: at most one round of writes in that time; with many workers it is longer. `list_model`: whether it
+        keeps the model in the list of models, which a Redis user of that model alone may not write. Raises
+        RedisUrlError.
         """
         self._redis = access_of(redis)
         self._redis.check()
         self._list_model = list_model
         self._ttl_ms = ttl_ms
         self._flush_s = flush_ms / 1000
+        self._round_s = self._flush_s
         self._heartbeat_s = ttl_ms / 4000
         self._snapshot = snapshot
         self._record = msgspec.structs.replace(record, ttl_ms=ttl_ms)
@@ -178,6 +183,7 @@ class WorkerAnnouncer:
         self._written: int | None = None
         self._record_changed = False
         self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._idle = asyncio.Event()
@@ -194,7 +200,7 @@ class WorkerAnnouncer:
     def block_change(self, sequence: int, stored: Sequence[BlockHash], removed: Sequence[BlockHash]) -> None:
         """The engine's set changed. From any thread, in order of `sequence`; returns at once; memory is bounded."""
         self._pending.add(_Change(sequence, tuple(stored), tuple(removed)))
-        self._notify()
+        self._notify(self._wake)
 
     def update(self, record: WorkerRecord) -> None:
         """A new role, draining, another address: written at once. Worker id, incarnation and model stay."""
@@ -207,7 +213,8 @@ class WorkerAnnouncer:
             raise ValueError("an announcer speaks for one incarnation of one worker of one model: make a new one")
         self._record = msgspec.structs.replace(record, ttl_ms=self._ttl_ms)
         self._record_changed = True
-        self._notify()
+        self._notify(self._wake)
+        self._notify(self._urgent)
 
     async def run(self) -> None:
         """Write until cancelled. Survives whatever Redis does. After `withdraw` it only waits for being cancelled."""
@@ -234,6 +241,7 @@ class WorkerAnnouncer:
         """Clean shutdown: stop writing, delete record and index, tell readers. Waits a second or two at most."""
         self._stop.set()
         self._wake.set()
+        self._urgent.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(COMMAND_DEADLINE_S):
                 await self._idle.wait()
@@ -258,6 +266,7 @@ class WorkerAnnouncer:
         while not self._stop.is_set():
             started = loop.time()
             self._wake.clear()
+            self._urgent.clear()
             if started >= heartbeat_at or self._record_changed:
                 if await self._heartbeat(redis):
                     self._in_order()
@@ -265,8 +274,9 @@ class WorkerAnnouncer:
                 heartbeat_at = started + self._heartbeat_s
             if self.healthy:
                 await self._flush(redis, until=heartbeat_at)
-            # A floor between rounds, so that a busy engine's steps are written together.
+            # A floor between rounds, so that a busy engine's steps are written together. A changed record waits less.
             await _happens_within(self._stop, started + self._flush_s - loop.time())
+            await _happens_within(self._urgent, min(started + self._round_s, heartbeat_at) - loop.time())
             if not (self.healthy and self._pending):
                 await _happens_within(self._wake, heartbeat_at - loop.time())
 
@@ -280,7 +290,7 @@ class WorkerAnnouncer:
             await redis.script(
                 _scripts.LIST_MODEL, (MODELS_KEY,), (record.model, self._index_ttl_ms), COMMAND_DEADLINE_S
             )
-        status, sequence, intact = await redis.script(
+        status, sequence, intact, workers = await redis.script(
             _scripts.HEARTBEAT,
             (keys.record(worker_id), keys.index(worker_id), keys.blocks(worker_id), keys.workers, keys.events),
             (
@@ -297,6 +307,7 @@ class WorkerAnnouncer:
         if status == WriteStatus.SUPERSEDED:
             self._is_superseded()
             return False
+        self._round_s = max(self._flush_s, workers / FLEET_ROUNDS_PER_S)
         # An unanswered delta may or may not be in: writing it once more tells.
         expected = {self._written} | ({self._unanswered.sequence} if self._unanswered else set())
         if int(sequence) not in expected or int(sequence) < 0 or not intact:
@@ -403,13 +414,13 @@ class WorkerAnnouncer:
 
     # -- waking
 
-    def _notify(self) -> None:
+    def _notify(self, event: asyncio.Event) -> None:
         loop = self._loop
-        if loop is None or self._wake.is_set():
+        if loop is None or event.is_set():
             return
         # The loop closes only when the process ends; then nobody needs to know.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._wake.set)
+            loop.call_soon_threadsafe(event.set)
 
 
 async def _happens_within(event: asyncio.Event, seconds: float) -> bool:

@@ -63,6 +63,8 @@ WORKERS_AT_ONCE = 250
 """Looked at by one script."""
 HASHES_AT_ONCE = 4_000
 """Read by one script. Each holds Redis up for about a millisecond."""
+EVENTS_GAP_S = 0.01
+"""Events are read at most so often: a busy fleet's come many at a time, which costs a fraction of one by one."""
 LOOK_GAP_S = 0.1
 """Looks that events ask for are this far apart: a fleet that starts writes an event for each of its records."""
 
@@ -297,7 +299,9 @@ class _ModelReader:
                 left_s = started + gap_s - loop.time()
                 if left_s <= 0:
                     break
-                await self._read_events(redis, block_ms=None if self._stale else max(1, int(left_s * 1000)))
+                count = await self._read_events(redis, block_ms=None if self._stale else max(1, int(left_s * 1000)))
+                if 0 < count < EVENTS_AT_ONCE and not self._stale and not self._look_now:
+                    await asyncio.sleep(EVENTS_GAP_S)
 
     # -- looking
 

@@ -287,3 +287,21 @@ async def test_looks_and_events_go_on_while_a_fleet_is_loaded(
     assert news, "the news came only after all was loaded"
     assert looks > 1, "no look while the fleet was loaded"
     assert mirror.epoch == 1
+
+
+async def test_in_a_large_fleet_a_worker_writes_less_often_and_what_is_urgent_at_once(server: Valkey) -> None:
+    """Redis and every gateway pay by the write, so twenty thousand workers may not write fifty times a second each."""
+    engine = FakeEngine()
+    with connect(server) as client:
+        client.zadd(KEYS.workers, {f"other{number}": 9e12 for number in range(20_000)})
+        async with announcing(server.url, engine, ttl_ms=60_000) as writer:
+            await until(lambda: writer.healthy)
+            for number in range(100):
+                engine.change({block(number)})
+                await asyncio.sleep(0.002)
+            deltas = [fields for _, fields in client.xrange(KEYS.events) if fields[b"kind"] == b"delta"]
+            assert len(deltas) <= 1
+            writer.update(record(draining=True))
+            await until(lambda: b'"draining":true' in (client.get(KEYS.record("w0")) or b""))
+            # It told of its blocks on the way.
+            await until(lambda: client.smembers(KEYS.blocks("w0")) == engine.held)

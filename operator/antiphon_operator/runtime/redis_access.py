@@ -45,6 +45,7 @@ WORKER_COMMANDS = (
     "unlink",
     "xadd",
     "zadd",
+    "zcard",
     "zrem",
     "zremrangebyscore",
 )

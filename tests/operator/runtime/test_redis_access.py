@@ -62,7 +62,7 @@ def live_a_workers_life(redis: Redis, model: str) -> None:
     assert script(redis, _scripts.WRITE_ALL, (index, blocks, keys.events, part), *everything) == [WriteStatus.OK]
     delta = ("w1", "i1", 5, 6, BLOCKS[:16], b"x" * 16, 20_000, 100)
     assert script(redis, _scripts.WRITE_DELTA, (index, blocks, keys.events), *delta) == [WriteStatus.OK]
-    assert script(redis, _scripts.HEARTBEAT, own, *beat) == [WriteStatus.OK, b"6", 1]
+    assert script(redis, _scripts.HEARTBEAT, own, *beat) == [WriteStatus.OK, b"6", 1, 1]
     assert script(redis, _scripts.WITHDRAW, own, "w1", "i1", 20_000, 100) == [WriteStatus.OK]
 
 
