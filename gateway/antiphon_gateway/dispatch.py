@@ -497,7 +497,7 @@ class Dispatcher:
         load.unanswered += 1
         placing = self._queue(choice.group).placing
         attempt.pledges = placing.pledge(plan, attempt.sent_at)
-        placing.started(plan.uncached_tokens)
+        placing.started(choice, plan)
         ticket = choice.flight.ticket
         prefill = (decision.prefill, *decision.prefill_fallbacks) if decision.prefill is not None else ()
         submit = pb.Submit(

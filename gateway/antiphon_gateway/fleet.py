@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import grpc.aio
 from antiphon_kvtransfer.access import RedisAccess
 from antiphon_kvtransfer.cluster import ClusterMirror
+from antiphon_kvtransfer.ghost import EvictionGhost
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_policy.routing import WorkerRole
 from antiphon_proto import worker_pb2 as pb
@@ -57,9 +58,14 @@ class Fleet:
         self._timing = Timing(options.heartbeat_ms, options.lost_after_ms)
         self._static = tuple(options.worker)
         self._mirror: ClusterMirror | None = None
+        self._ghosts: dict[str, EvictionGhost] = defaultdict(EvictionGhost)
+        """Of models that workers have evicted blocks of."""
         if options.redis_url:
             access = RedisAccess(options.redis_url, options.redis_username, options.redis_password_file)
             self._mirror = ClusterMirror(access, on_change=self._mirror_changed)
+            blocks = self._mirror.blocks
+            blocks.on_last_removed = lambda model, hashes: self._ghosts[model].evicted(hashes)
+            blocks.on_stored = lambda model, hashes: self._returned(model, hashes)
         self._mirror_task: asyncio.Task[None] | None = None
         self._clients: dict[str, tuple[WorkerClient, asyncio.Task[None]]] = {}
         self._retired: set[asyncio.Task[None]] = set()
@@ -119,6 +125,22 @@ class Fleet:
         if self._mirror is None or not chain:
             return {}
         return self._mirror.blocks.leading_blocks(model.name, chain)
+
+    def asked(self, model: Model, chain: Sequence[BlockHash], known_blocks: int) -> None:
+        """A request wants the chain, of which so many leading blocks are held where it goes."""
+        ghost = self._ghosts.get(model.name)
+        if ghost is not None:
+            ghost.asked(chain, known_blocks)
+
+    def evicted_reuse(self, model: str) -> float:
+        """The share of evicted blocks that are wanted again; 0 where nothing was evicted yet."""
+        ghost = self._ghosts.get(model)
+        return ghost.reuse if ghost is not None else 0.0
+
+    def _returned(self, model: str, hashes: Sequence[BlockHash]) -> None:
+        ghost = self._ghosts.get(model)
+        if ghost is not None:
+            ghost.stored(hashes)
 
     def peer(self, worker_id: str) -> pb.Peer | None:
         client = self._live.get(worker_id)

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from antiphon_policy.routing import RouteDecision, RouteRequest, WorkerRole, Workload
+from antiphon_policy.routing import RouteDecision, RouteRequest, WorkerRole
 from antiphon_policy.worker_table import WorkerTable
+from antiphon_policy.workload import WorkloadMeter
 
 from antiphon_gateway.explain import RouteInputs
 from antiphon_gateway.fleet import Fleet, can_decode
@@ -31,8 +32,6 @@ AGED_S = 0.02
 AGED_IN_A_LOOK = 4
 
 _RATE_FOR_S = 1.0
-_MEAN_OF = 256.0
-"""The workload's figures are means over about so many requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,9 @@ class Placing:
         self._unseen: set[str] = set()
         """Of these, those that the table does not have yet."""
         self._rate: tuple[float, float] = (0.0, float("-inf"))
+        self._computing = 0
+        """How many compute prompts as a rule."""
+        self._meter = WorkloadMeter()
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -82,14 +84,14 @@ class Placing:
     def joined(self, load: WorkerLoad) -> None:
         self._loads[load.worker_id] = load
         self._changed.add(load)
-        self._rate = (0.0, float("-inf"))
+        self._recount()
 
     def left(self, load: WorkerLoad) -> None:
         if self._loads.get(load.worker_id) is load:
             del self._loads[load.worker_id]
             self._table.remove(load.worker_id)
         self._changed.discard(load)
-        self._rate = (0.0, float("-inf"))
+        self._recount()
 
     def changed(self, load: WorkerLoad) -> None:
         """Its figures are others. It may have left."""
@@ -129,17 +131,26 @@ class Placing:
         """Prompt tokens that the group computes, by its workers' own step models."""
         rate, at = self._rate
         if now - at > _RATE_FOR_S:
-            loads = self._loads.values()
-            some = [load for load in loads if load.role is WorkerRole.PREFILL] or loads
-            rate = sum(load.tokens_per_ms for load in some)
+            rate = sum(load.tokens_per_ms for load in self._prefillers())
             self._rate = (rate, now)
         return rate
 
+    def _prefillers(self) -> Collection[WorkerLoad]:
+        """Those that compute prompts as a rule."""
+        loads = self._loads.values()
+        return [load for load in loads if load.role is WorkerRole.PREFILL] or loads
+
     # -- decisions
 
-    def refresh(self, links: Mapping[tuple[str, str], float], now: float) -> None:
-        """Make the table true: a look begins."""
+    def refresh(self, links: Mapping[tuple[str, str], float], now: float, waiting_tokens: int = 0) -> None:
+        """Make the table true: a look begins, with so many uncached tokens in the line."""
         self._table.links = links
+        record = self._fleet.catalogue.record(self.group.model)
+        self._table.workload = self._meter.workload(
+            waiting_tokens=waiting_tokens / max(1, self._computing),
+            ttft_limit_ms=record.ttft_p95_ms if record is not None else None,
+            evicted_reuse=self._fleet.evicted_reuse(self.group.model),
+        )
         draining = self._fleet.catalogue.draining(self.group.model)
         if self._reserved:
             self._changed.update(self._loads[name] for name in self._reserved if name in self._loads)
@@ -215,19 +226,14 @@ class Placing:
 
     # -- what requests are like
 
-    def started(self, uncached_tokens: int) -> None:
-        known = self._table.workload
-        mean = known.uncached_tokens + (uncached_tokens - known.uncached_tokens) / _MEAN_OF
-        self._table.workload = replace(known, uncached_tokens=mean)
+    def started(self, choice: Choice, plan: Plan) -> None:
+        self._meter.started(plan.uncached_tokens)
+        request = plan.inputs.request
+        known_blocks = (request.prompt_tokens - plan.uncached_tokens) // max(1, request.block_tokens)
+        self._fleet.asked(choice.flight.model, choice.prompt.chain, known_blocks)
 
     def ended(self, output_tokens: int) -> None:
-        known = self._table.workload
-        mean = known.output_tokens + (output_tokens - known.output_tokens) / _MEAN_OF
-        self._table.workload = replace(known, output_tokens=mean)
-
-    @property
-    def workload(self) -> Workload:
-        return self._table.workload
+        self._meter.ended(output_tokens)
 
     # -- inside
 
@@ -249,6 +255,10 @@ class Placing:
             tpot_limit_ms=tpot_limit_ms,
             hint=self._sessions.last(self.group.model, ticket.tenant, ticket.wishes.session),
         )
+
+    def _recount(self) -> None:
+        self._computing = len(self._prefillers())
+        self._rate = (0.0, float("-inf"))
 
     def _reserve(self, worker_id: str, *, tokens: int = 0, running: int = 0) -> None:
         had_tokens, had_running = self._reserved.get(worker_id, (0, 0))

@@ -146,7 +146,7 @@ class GroupQueue:
         now = time.monotonic()
         self._held_ms = 0.0
         self._planned = 0
-        self.placing.refresh(self._links(), now)
+        self.placing.refresh(self._links(), now, self.line.waiting_tokens)
         return now
 
     def _estimate(self, entry: Entry[Choice]) -> None:

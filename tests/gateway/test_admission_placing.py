@@ -31,6 +31,9 @@ class Fleet:
     def leading_blocks(self, model: Any, chain: Any) -> dict[str, int]:
         return self.leading
 
+    def evicted_reuse(self, model: str) -> float:
+        return 0.0
+
 
 def load(worker_id: str, role: WorkerRole = WorkerRole.BOTH, *, tokens: int = 0, running: int = 0) -> WorkerLoad:
     client: Any = SimpleNamespace(

@@ -40,7 +40,7 @@ class OneWorker:
     def became_free(self, load: Any, now: float) -> bool:
         return self.freed
 
-    def refresh(self, links: Any, now: float) -> None: ...
+    def refresh(self, links: Any, now: float, waiting_tokens: int) -> None: ...
 
     def reserve(self, plan: Any) -> None:
         self.reserved += 1
