@@ -85,6 +85,7 @@ class Prices:
         self.output_tokens = max(1.0, min(float(request.max_tokens), workload.output_tokens))
         self.all_blocks = int(-(-(self.prompt_tokens + self.output_tokens) // self.block_tokens))
         self.stream_share = self._stream_share()
+        self.short_tokens = max(1.0, min(workload.output_tokens, workload.short_output_tokens))
         self.decode_context = self.prompt_tokens + self.output_tokens / 2
         """Of the answer at half its length."""
 
@@ -164,20 +165,16 @@ class Prices:
         return waiting * compute_ms
 
     def beside_prompts_ms(self, worker: WorkerView, prompts_ms: float) -> float:
-        """What the tokens of its answers take while it computes prompts for `prompts_ms` too: no more than a step with
-        a whole chunk in it; and spread over an answer, one of usual length and a short one, no more than that time."""
-        tpot_ms = self.tpot_ms(worker)
-        if not worker.running:
-            return tpot_ms
+        """What is added to each token of the answers of a worker that computes prompts for `prompts_ms` too: at most a
+        whole chunk for each; and spread over the tokens of a short answer, at most that time."""
+        if prompts_ms <= 0.0:
+            return 0.0
         step = worker.step
-        chunk = worker.chunk_tokens
-        mixed_ms = (
-            tpot_ms
-            + chunk * (step.per_new_token_ms + step.per_token_context_ms * self.prompt_tokens)
+        chunk_ms = (
+            worker.chunk_tokens * (step.per_new_token_ms + step.per_token_context_ms * self.prompt_tokens)
             + step.per_kv_token_ms * self.prompt_tokens
         )
-        spread_ms = prompts_ms / max(1.0, min(self._workload.output_tokens, self._workload.short_output_tokens))
-        return min(mixed_ms, tpot_ms + spread_ms)
+        return min(chunk_ms, prompts_ms / self.short_tokens)
 
     def recompute_ms(self, worker: WorkerView, stored_blocks: int) -> float:
         """Blocks that are stored push others out, of which some are asked for again. Where even what can be pushed out
@@ -212,8 +209,10 @@ class Prices:
             delay_ms=self.prefill_delay_ms(worker, compute_ms) + decoding.delay_ms,
             recompute_ms=decoding.recompute_ms,
         )
-        tpot_ms = decoding.tpot_ms
-        worst_tpot_ms = self.beside_prompts_ms(worker, parts.queue_ms + compute_ms)
+        tpot_ms = self.tpot_ms(worker)
+        worst_tpot_ms = tpot_ms
+        if worker.running:
+            worst_tpot_ms += self.beside_prompts_ms(worker, parts.queue_ms + compute_ms)
         return RouteOption(worker.worker_id, None, parts, tpot_ms, self._keeps(parts.ttft_ms, worst_tpot_ms))
 
     def remote(self, decoder: WorkerView, held: int, prefiller: WorkerView, leading_blocks: int) -> RouteOption:
@@ -255,7 +254,7 @@ class Prices:
             known = self._decoding_of[worker.worker_id] = _Decoding(
                 held,
                 self.join_ms(worker),
-                self.tpot_ms(worker),
+                self.tpot_ms(worker) + self.beside_prompts_ms(worker, self.queue_ms(worker)),
                 self.stream_ms(worker),
                 self.decode_delay_ms(worker),
                 self.recompute_ms(worker, self.all_blocks - held),

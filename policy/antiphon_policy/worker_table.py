@@ -176,7 +176,13 @@ class WorkerTable:
         compute_ms = _compute_ms(figures, cached, holders, prices, request)
         decode_ms, tpot_ms = _decode_ms(figures, cached, prices)
         ttft_ms = figures[_QUEUE_MS] + compute_ms
-        tpot_broken = None if request.tpot_limit_ms is None else tpot_ms > request.tpot_limit_ms
+        tpot_broken = None
+        if request.tpot_limit_ms is not None:
+            # `Prices.beside_prompts_ms`: of the prompts that are queued there already, and with this one.
+            context_ms = figures[_PER_CONTEXT] * prices.prompt_tokens
+            chunk_ms = figures[_CHUNK] * (figures[_PER_TOKEN] + context_ms) + figures[_PER_KV] * prices.prompt_tokens
+            beside_ms = np.minimum(chunk_ms, figures[_QUEUE_MS] / prices.short_tokens)
+            tpot_broken = tpot_ms + beside_ms > request.tpot_limit_ms
 
         pairs: list[tuple[float, int, int]] = []
         """(bound on its cost, slot of D, slot of P or -1)"""
@@ -187,12 +193,7 @@ class WorkerTable:
             + _recompute_ms(figures, prices.all_blocks - cached, prices)
         )
         if tpot_broken is not None:
-            spread_ms = ttft_ms / max(1.0, min(self.workload.output_tokens, self.workload.short_output_tokens))
-            mixed_ms = (
-                figures[_CHUNK] * (figures[_PER_TOKEN] + figures[_PER_CONTEXT] * prices.prompt_tokens)
-                + figures[_PER_KV] * prices.prompt_tokens
-            )
-            worst = tpot_ms + np.minimum(mixed_ms, spread_ms) * (figures[_RUNNING] > 0)
+            worst = tpot_ms + np.minimum(chunk_ms, ttft_ms / prices.short_tokens) * (figures[_RUNNING] > 0)
             local_ms += _BROKEN_MS * (worst > request.tpot_limit_ms)
         if request.ttft_limit_ms is not None:
             local_ms += _BROKEN_MS * (ttft_ms > request.ttft_limit_ms)
