@@ -1,5 +1,6 @@
 """Decisions as pure functions over plain records: the latency model, and routing by it. No I/O."""
 
+from antiphon_policy.equals import Fitted, pooled, shared
 from antiphon_policy.latency import InputRange, StepModel, StepModelFit, transfer_ms
 from antiphon_policy.routing import (
     CostParts,
@@ -18,6 +19,7 @@ from antiphon_policy.routing import (
 
 __all__ = [
     "CostParts",
+    "Fitted",
     "InputRange",
     "NoWorker",
     "NoWorkerReason",
@@ -31,6 +33,8 @@ __all__ = [
     "WorkerRole",
     "WorkerView",
     "Workload",
+    "pooled",
     "route",
+    "shared",
     "transfer_ms",
 ]

@@ -95,7 +95,7 @@ _PRIOR_SAMPLES = 0.5
 """The prior weighs as much as so many samples at typical inputs (in units, see `_UNITS`)."""
 
 _SOLVE_EVERY = 16
-"""The coefficients are solved for anew after at most so many samples."""
+"""The coefficients are solved for anew after so many samples, and with each of the first so many."""
 
 _SWEEPS = 12
 _ERROR_SAMPLES = 64.0
@@ -127,7 +127,8 @@ class StepModelFit:
     Errors count relative to the step's duration, so short decode steps matter as much as long prompt chunks, and one
     stalled step cannot count for more than one whole error. Samples are binned by the power of two of `new_tokens`
     and a bin that gets no samples keeps some weight: an hour of pure decoding does not make the worker forget what a
-    prompt costs, while a worker that became slower is soon seen as such in all bins.
+    prompt costs, while a worker that became slower is soon seen as such in all bins: by half and more of the change
+    from one kind of step alone, and wholly once the other kinds have run again.
 
     `observe` costs a few microseconds; the five coefficients are solved for by projected coordinate descent, from the
     last solution on, once in `_SOLVE_EVERY` samples. Used from one thread.
@@ -141,10 +142,11 @@ class StepModelFit:
         self._mean_ms = 0.0
         self._mean_prior_ms = 0.0
         self._unsolved = 0
+        self._predictions = 0
         self._range: list[list[int]] = []
         self.samples = 0
         self.relative_error = 0.0
-        """Recent mean of |predicted - measured| / measured, each predicted before it was learnt from."""
+        """Recent mean of |predicted - measured| / measured, each predicted before it was learnt from; 0 before any."""
 
     def observe(
         self, duration_ms: float, *, new_tokens: int, token_context: int, sequences: int, kv_tokens: int
@@ -180,12 +182,17 @@ class StepModelFit:
                 at += 1
         self._unsolved += 1
         # The first samples tell most.
-        if self._unsolved >= min(_SOLVE_EVERY, self.samples):
+        if self._unsolved >= _SOLVE_EVERY or self.samples <= _SOLVE_EVERY:
             self._solve()
 
     def model(self) -> StepModel:
         """The best fit so far; the prior before the first sample."""
         return self._model
+
+    def forget_errors(self) -> None:
+        """Count errors from now on: those so far were the prior's, which nothing will be predicted by any more."""
+        self._predictions = 0
+        self.relative_error = 0.0
 
     @property
     def observed(self) -> InputRange | None:
@@ -197,8 +204,10 @@ class StepModelFit:
 
     def _note(self, duration_ms: float, predicted_ms: float, inputs: tuple[int, int, int, int]) -> None:
         self.samples += 1
+        self._predictions += 1
+        error = abs(predicted_ms - duration_ms) / duration_ms
+        self.relative_error += (error - self.relative_error) / min(float(self._predictions), _ERROR_SAMPLES)
         share = 1.0 / min(float(self.samples), _ERROR_SAMPLES)
-        self.relative_error += share * (abs(predicted_ms - duration_ms) / duration_ms - self.relative_error)
         self._mean_ms += share * (duration_ms - self._mean_ms)
         new_tokens, token_context, sequences, kv_tokens = inputs
         prior_ms = self._prior.step_ms(
@@ -228,9 +237,11 @@ class StepModelFit:
                     at += 1
         scale = self._mean_ms / self._mean_prior_ms if self._mean_prior_ms > 0.0 else 1.0
         prior = [value * scale for value in _in_units(self._prior)]
-        # In units of typical inputs a coefficient is at most about a step long, so this is the pull of few samples.
-        ridge = _PRIOR_SAMPLES / (self._mean_ms * self._mean_ms)
         for left in range(5):
+            # In units of typical inputs a coefficient is about a step long. One that is longer than the steps of late
+            # (a prompt's, while all decode) counts relative to itself, or it would outweigh the prompts that were seen.
+            typical_ms = max(self._mean_ms, prior[left])
+            ridge = _PRIOR_SAMPLES / (typical_ms * typical_ms)
             moments[left] += ridge * prior[left]
             gram[left][left] += ridge
             for right in range(left):
