@@ -25,7 +25,7 @@ SYSTEM_CHARACTERS = 1100
 USER_CHARACTERS = 960
 PROMPT_TOKEN_IDS = 2080
 """About as many tokens as the chat prompt has with a byte-level tokenizer."""
-DEADLINE_S = 60.0
+DEADLINE_S = 110.0
 
 _SYSTEM = ("You are a patient assistant who answers briefly and says what is not known. " * 20)[:SYSTEM_CHARACTERS]
 _SENTENCE = "The quick brown fox jumps over the lazy dog while seven judges quietly boxed the wizard. " * 20
@@ -41,6 +41,10 @@ class Job(msgspec.Struct, frozen=True):
     tokens: int
     connections: int
     requests: int
+    prompt_tokens: int = PROMPT_TOKEN_IDS
+    """Of a completions prompt."""
+    prompt_characters: int = SYSTEM_CHARACTERS + USER_CHARACTERS
+    """Of a chat's two messages."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -61,10 +65,11 @@ def request_bytes(job: Job) -> bytes:
     nonce = next(_nonces)
     common = {"model": job.model, "max_tokens": job.tokens, "stream": job.stream, "temperature": 0, "ignore_eos": True}
     if job.endpoint == "chat":
-        user = f"{nonce:014d} {_SENTENCE}"[:USER_CHARACTERS]
-        body = common | {"messages": [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": user}]}
+        system = _SYSTEM[: job.prompt_characters * SYSTEM_CHARACTERS // (SYSTEM_CHARACTERS + USER_CHARACTERS)]
+        user = f"{nonce:014d} {_SENTENCE}"[: job.prompt_characters - len(system)]
+        body = common | {"messages": [{"role": "system", "content": system}, {"role": "user", "content": user}]}
     else:
-        half = PROMPT_TOKEN_IDS // 2
+        half = job.prompt_tokens // 2
         own = [int(digit) for digit in f"{nonce:014d}"]
         body = common | {"prompt": [*_ids(half), *own, *_ids(half - len(own))]}
     data = msgspec.json.encode(body)

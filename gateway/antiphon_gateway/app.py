@@ -416,6 +416,8 @@ class Gateway:
             del self._flights[flight]
             if not isinstance(flight.failure, StartAgain):
                 _account(flight, span)
+            # Flight and choices know each other: a long stream's would wait for the collector's rarest round.
+            flight.choices = []
 
 
 def _new_id() -> str:

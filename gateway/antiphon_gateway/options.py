@@ -11,6 +11,9 @@ from antiphon_telemetry.options import option
 class GatewayOptions:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one")
+    reuse_port: bool = option(
+        False, "share the port with other gateway processes that say the same; connections are spread"
+    )
     redis_url: str = option(
         "", "where workers announce themselves; empty: only the workers named by --worker", secret=True
     )

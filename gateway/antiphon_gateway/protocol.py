@@ -15,7 +15,7 @@ import asyncio
 import logging
 import urllib.parse
 from collections import deque
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         # A client that says `Connection: close` and sends more is not at fault before its answer is through.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.transport: asyncio.Transport
@@ -159,6 +159,9 @@ class Connection(asyncio.Protocol):
             requests.append(self.active)
         for request in requests:
             request.lose_client()
+        # Parser and request know this connection: together they would wait for the collector.
+        self._newest = None
+        self._parser = None
 
     def pause_writing(self) -> None:
         self.write_paused = True

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import uuid
@@ -36,6 +37,9 @@ log = logging.getLogger("antiphon.gateway")
 _GC_ALLOCATIONS = 20_000
 """Objects made, less those freed, before the youngest are looked at for cycles."""
 
+_WANTED_FILES = 1_048_576
+_FEW_FILES = 8192
+
 _LAST_WORDS_S = 2.0
 """How long the error events of ended streams may take to leave."""
 
@@ -56,6 +60,7 @@ def run_gateway(options: GatewayOptions) -> int:
         return ExitCode.BAD_INPUT
     tracing.configure("antiphon-gateway")
     _collect_rarely()
+    allow_many_connections()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(options, keys))
@@ -66,6 +71,23 @@ def run_gateway(options: GatewayOptions) -> int:
         tracing.shutdown()
 
 
+def allow_many_connections() -> int:
+    """Raise this process's limit of open files as far as it may; how many there may be now. Each client needs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        log.warning(
+            "this process may open only %d files, and each client takes one: raise the hard limit (ulimit -Hn, or "
+            "LimitNOFILE of the service) above %d for many streams at once",
+            soft,
+            _FEW_FILES,
+        )
+    return soft
+
+
 def _collect_rarely() -> None:
     """What a request makes goes when it ends; the cyclic collector would look at it some twenty times before.
 
@@ -73,14 +95,14 @@ def _collect_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GC_ALLOCATIONS, 20, 50)
+    gc.set_threshold(_GC_ALLOCATIONS, 10, 10)
 
 
 async def serve(options: GatewayOptions, keys: ApiKeys) -> int:
     """`run_gateway` inside a loop. Raises RedisUrlError."""
     gateway = Gateway(options, keys, gateway_id=f"gateway-{uuid.uuid4().hex[:12]}")
     try:
-        listener = listen(options.host, options.port)
+        listener = listen(options.host, options.port, reuse_port=options.reuse_port)
     except OSError as error:
         log.error("cannot listen on %s port %d: %s", options.host, options.port, error)
         return ExitCode.UNAVAILABLE
@@ -150,14 +172,16 @@ def create_server(gateway: Gateway) -> HttpServer:
     return HttpServer(gateway.handle, last_words_s=_LAST_WORDS_S)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError."""
+def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A listening socket. `reuse_port`: others may listen there as well; each gets a share. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)

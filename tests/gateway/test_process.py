@@ -59,7 +59,7 @@ def start(**options: Any) -> subprocess.Popen[bytes]:
 async def gateway(tmp_path: Path, worker: FakeWorker, **options: Any) -> AsyncIterator[Process]:
     ready_file = tmp_path / "ready.json"
     async with fake_workers(worker) as addresses:
-        process = start(port=0, worker=addresses, ready_file=str(ready_file), **options)
+        process = start(**{"port": 0, "worker": addresses, "ready_file": str(ready_file), **options})
         try:
             async with asyncio.timeout(20):
                 while not ready_file.exists():  # the file is the signal
@@ -170,3 +170,15 @@ def test_a_redis_url_that_is_none_is_said_without_its_password() -> None:
     assert b"--redis-url: the Redis URL http://localhost:6379 has no scheme that is known: use redis://" in errors
     assert b"Traceback" not in errors
     assert b"secret" not in errors
+
+
+async def test_two_processes_share_a_port_where_both_say_so(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    async with gateway(tmp_path / "1", FakeWorker(), reuse_port=True) as first:
+        port = first.client.base_url.port
+        async with gateway(tmp_path / "2", FakeWorker(), reuse_port=True, port=port) as second:
+            assert second.client.base_url.port == port
+            first.signal()
+            assert await first.exit_code() == 0
+            assert (await second.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
