@@ -36,6 +36,8 @@ FEW = 64
 """So many are sorted whole."""
 PAIRED = 4
 """So many of the best of either side are paired."""
+MOST_PRICED = 8
+"""Pairs, where many are about equal: more would not find a better one."""
 FALLBACKS = 3
 ALTERNATIVES = 4
 
@@ -222,6 +224,13 @@ class WorkerTable:
                 for d_ms, decoder in decoders
             ]
 
+        if request.hint is not None:
+            hinted = self._hinted(request.hint, prefills, decodes)
+            if hinted is not None and all(pair[1:] != hinted for pair in pairs):
+                decoder, prefiller = hinted
+                bound_ms = local_ms[decoder] if prefiller < 0 else as_prefiller_ms[prefiller] + as_decoder_ms[decoder]
+                pairs.append((float(bound_ms), decoder, prefiller))
+
         options = self._priced(pairs, prices, leading)
         chosen = _pick(options, request.hint, tie_break, self._load)
         decoder_id, prefiller_id = chosen.decode, chosen.prefill or chosen.decode
@@ -268,6 +277,18 @@ class WorkerTable:
             f"none of {live} live workers decodes: start a worker with role decode or both",
         )
 
+    def _hinted(
+        self, hint: tuple[str, str], prefills: NDArray[np.bool_], decodes: NDArray[np.bool_]
+    ) -> tuple[int, int] | None:
+        """Slots of the session's last pair; None if that may not be chosen now."""
+        decoder = self._slots.get(hint[0])
+        if decoder is None or not decodes[decoder]:
+            return None
+        if not hint[1]:
+            return decoder, -1
+        prefiller = self._slots.get(hint[1])
+        return None if prefiller is None or not prefills[prefiller] else (decoder, prefiller)
+
     def _holders(self, leading: Mapping[str, int], excluded: Collection[str]) -> list[Holder]:
         """Those who hold most, as far as they may be read from."""
         best = heapq.nlargest(PREFIX_PEERS + 1 + len(excluded), leading.items(), key=_blocks_of)
@@ -296,7 +317,7 @@ class WorkerTable:
         options: list[_Ranked] = []
         best_ms = float("inf")
         for bound_ms, decoder, prefiller in pairs:
-            if len(options) > ALTERNATIVES and bound_ms > best_ms:
+            if len(options) > ALTERNATIVES and (bound_ms > best_ms or len(options) >= MOST_PRICED):
                 break
             view = views[decoder]
             held = leading.get(view.worker_id, 0)

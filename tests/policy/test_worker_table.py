@@ -186,6 +186,19 @@ def test_the_sessions_last_pair_wins_near_ties_only() -> None:
     assert table.choose(request, {}, 0.6).decode != "b3"
 
 
+def test_the_sessions_last_pair_is_looked_at_however_many_are_as_good() -> None:
+    views = [WorkerView(f"p{at}", WorkerRole.PREFILL, 0, 0, 0, 0, 1000, 1000, StepModel()) for at in range(30)]
+    views += [WorkerView(f"d{at}", WorkerRole.DECODE, 0, 0, 0, 0, 1000, 1000, StepModel()) for at in range(30)]
+    table = table_of(views, Workload())
+    hint = ("d17", "p23")
+    request = RouteRequest(prompt_tokens=500, block_tokens=64, block_bytes=1000, max_tokens=50, hint=hint)
+    for draw in range(20):
+        decision = table.choose(request, {}, draw / 20)
+        assert (decision.decode, decision.prefill) == hint
+    table.remove("p23")
+    assert table.choose(request, {}, 0.1).prefill != "p23"
+
+
 def test_a_cold_worker_gets_its_share_where_blocks_are_short() -> None:
     """Its empty blocks push nothing out."""
     views = [
