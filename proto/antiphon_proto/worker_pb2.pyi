@@ -300,6 +300,7 @@ class Welcome(_message.Message):
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     role: Global___Role.ValueType
@@ -308,6 +309,8 @@ class Welcome(_message.Message):
     heartbeat_ms: _builtins.int
     revision: _builtins.str
     """of the Model in a cluster; never mixed with another"""
+    hardware: _builtins.str
+    """what steps are computed by; equal: as fast. Empty: not known"""
     @_builtins.property
     def queue(self) -> Global___QueueState: ...
     def __init__(
@@ -321,10 +324,11 @@ class Welcome(_message.Message):
         heartbeat_ms: _builtins.int = ...,
         queue: Global___QueueState | None = ...,
         revision: _builtins.str = ...,
+        hardware: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_digest", b"card_digest", "heartbeat_ms", b"heartbeat_ms", "incarnation", b"incarnation", "queue", b"queue", "revision", b"revision", "role", b"role", "role_version", b"role_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card_digest", b"card_digest", "hardware", b"hardware", "heartbeat_ms", b"heartbeat_ms", "incarnation", b"incarnation", "queue", b"queue", "revision", b"revision", "role", b"role", "role_version", b"role_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -650,7 +654,7 @@ Global___Refused: _TypeAlias = Refused  # noqa: Y015
 
 @_typing.final
 class StepBatch(_message.Message):
-    """What one engine step brought for all of this gateway's requests."""
+    """What one engine step brought for all of this gateway's requests. Without any: the load, which steps have changed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -804,6 +808,8 @@ class QueueState(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     ROLE_VERSION_FIELD_NUMBER: _builtins.int
     HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    EMPTY_BLOCKS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_tokens: _builtins.int
@@ -817,6 +823,10 @@ class QueueState(_message.Message):
     role_version: _builtins.int
     held_blocks: _builtins.int
     """pinned for peers"""
+    chunk_tokens: _builtins.int
+    """tokens in one step at most; 0: not said"""
+    empty_blocks: _builtins.int
+    """hold nothing and are promised to nobody: can be stored in without evicting"""
     @_builtins.property
     def step_model(self) -> Global___StepCoefficients: ...
     @_builtins.property
@@ -835,10 +845,12 @@ class QueueState(_message.Message):
         links: _abc.Iterable[Global___LinkState] | None = ...,
         role_version: _builtins.int = ...,
         held_blocks: _builtins.int = ...,
+        chunk_tokens: _builtins.int = ...,
+        empty_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_model", b"step_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "kv_tokens", b"kv_tokens", "links", b"links", "role_version", b"role_version", "running", b"running", "step_model", b"step_model", "total_blocks", b"total_blocks", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "draining", b"draining", "empty_blocks", b"empty_blocks", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "kv_tokens", b"kv_tokens", "links", b"links", "role_version", b"role_version", "running", b"running", "step_model", b"step_model", "total_blocks", b"total_blocks", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -855,11 +867,17 @@ class StepCoefficients(_message.Message):
     PER_TOKEN_CONTEXT_MS_FIELD_NUMBER: _builtins.int
     PER_SEQUENCE_MS_FIELD_NUMBER: _builtins.int
     PER_KV_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    RELATIVE_ERROR_FIELD_NUMBER: _builtins.int
     base_ms: _builtins.float
     per_new_token_ms: _builtins.float
     per_token_context_ms: _builtins.float
     per_sequence_ms: _builtins.float
     per_kv_token_ms: _builtins.float
+    samples: _builtins.int
+    """steps that it was learnt from"""
+    relative_error: _builtins.float
+    """recent mean of |predicted - measured| / measured"""
     def __init__(
         self,
         *,
@@ -868,10 +886,12 @@ class StepCoefficients(_message.Message):
         per_token_context_ms: _builtins.float = ...,
         per_sequence_ms: _builtins.float = ...,
         per_kv_token_ms: _builtins.float = ...,
+        samples: _builtins.int = ...,
+        relative_error: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_ms", b"base_ms", "per_kv_token_ms", b"per_kv_token_ms", "per_new_token_ms", b"per_new_token_ms", "per_sequence_ms", b"per_sequence_ms", "per_token_context_ms", b"per_token_context_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_ms", b"base_ms", "per_kv_token_ms", b"per_kv_token_ms", "per_new_token_ms", b"per_new_token_ms", "per_sequence_ms", b"per_sequence_ms", "per_token_context_ms", b"per_token_context_ms", "relative_error", b"relative_error", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
