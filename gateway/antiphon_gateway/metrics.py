@@ -139,8 +139,8 @@ class GatewayMetrics:
         histogram.observe(seconds)
 
     def predicted(self, model: str, predicted_ttft_ms: float, measured_ttft_ms: float) -> None:
-        """What routing had said of an attempt whose first token has now come."""
-        if measured_ttft_ms <= 0.0:
+        """What routing had said of an attempt whose first token has now come. 0: it had said nothing."""
+        if measured_ttft_ms <= 0.0 or predicted_ttft_ms <= 0.0:
             return
         histogram = self._predicted.get(model)
         if histogram is None:

@@ -33,13 +33,14 @@ ANSWER_DEADLINE_S = 60.0
 class GatewayProcess:
     """One `antiphon gateway` process."""
 
-    def __init__(self, folder: Path, name: str, redis_url: str) -> None:
+    def __init__(self, folder: Path, name: str, redis_url: str, *options: str) -> None:
         self.name = name
+        self._options = options
         self._ready = folder / f"{name}.json"
         self._log = folder / f"{name}.log"
         self._redis_url = redis_url
         self._process: asyncio.subprocess.Process | None = None
-        self._url = ""
+        self.url = ""
         self.client = httpx.AsyncClient(timeout=ANSWER_DEADLINE_S, trust_env=False)
         self.serving = False
         """Clients may use it."""
@@ -55,7 +56,7 @@ class GatewayProcess:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "antiphon", "gateway", "--port", "0", "--redis-url", self._redis_url),
-                *("--ready-file", str(self._ready)),
+                *("--ready-file", str(self._ready), *self._options),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -65,13 +66,13 @@ class GatewayProcess:
             while not self._ready.exists():
                 assert self._process.returncode is None, self.log
                 await asyncio.sleep(0.02)
-            self._url = f"http://{json.loads(self._ready.read_bytes())['address']}"
+            self.url = f"http://{json.loads(self._ready.read_bytes())['address']}"
             while not await self._has(decode_workers):  # noqa: ASYNC110 - it is in another process
                 await asyncio.sleep(0.05)
         self.serving = True
 
     async def _has(self, decode_workers: int) -> bool:
-        page = (await self.client.get(f"{self._url}/ready")).json()
+        page = (await self.client.get(f"{self.url}/ready")).json()
         return any(model["decode"] + model["both"] >= decode_workers for model in page["models"].values())
 
     async def stop(self) -> None:
@@ -89,14 +90,14 @@ class GatewayProcess:
             await self._process.wait()
 
     async def get(self, path: str) -> dict[str, Any]:
-        answer = await self.client.get(f"{self._url}{path}")
+        answer = await self.client.get(f"{self.url}{path}")
         assert answer.status_code == 200, answer.text
         page: dict[str, Any] = answer.json()
         return page
 
     async def complete(self, model: str, prompt: Sequence[int]) -> httpx.Response:
         body = {"model": model, "prompt": list(prompt), "max_tokens": 6, "temperature": 0, "ignore_eos": True}
-        return await self.client.post(f"{self._url}/v1/completions", json=body)
+        return await self.client.post(f"{self.url}/v1/completions", json=body)
 
 
 class IndexHouse:
