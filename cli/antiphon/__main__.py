@@ -119,8 +119,7 @@ def known_options() -> tuple[OptionSpec, ...]:
     from antiphon_operator.options import OperatorOptions
     from antiphon_worker.options import WorkerOptions
 
-    from antiphon.explain import ExplainOptions
-    from antiphon.options import ServeOptions
+    from antiphon.options import ExplainOptions, ServeOptions
 
     kinds = (ServeOptions, WorkerOptions, GatewayOptions, OperatorOptions, ExplainOptions)
     return tuple(spec for kind in kinds for spec in specs(kind))

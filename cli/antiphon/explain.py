@@ -16,7 +16,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -26,21 +25,13 @@ from antiphon_gateway.explain_page import PATH
 from antiphon_gateway.explain_replay import Replay, replay
 from antiphon_gateway.explain_text import Table
 from antiphon_telemetry.exit import ExitCode
-from antiphon_telemetry.options import option
 
 from antiphon.configuration import ConfigurationError, OptionSpec, add_arguments, check_environment, load, specs
+from antiphon.options import ExplainOptions
 
 _DEADLINE_S = 10.0
 _MOST_COLUMNS = 120
 _MOST_BYTES = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainOptions:
-    gateway: tuple[str, ...] = option(
-        ("http://127.0.0.1:8000",), "URL of a gateway; may be repeated, or several with commas: the first that knows"
-    )
-    api_key_file: str = option("", "file with the API key of the request's tenant; empty: none is given")
 
 
 class _Failure(enum.IntEnum):

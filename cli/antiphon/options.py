@@ -35,3 +35,11 @@ class ServeOptions:
             raise ValueError("--start-timeout-s has to be positive, and --drain-timeout-s not negative")
         if self.threads < 0:
             raise ValueError(f"--threads {self.threads}: the number of threads cannot be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainOptions:
+    gateway: tuple[str, ...] = option(
+        ("http://127.0.0.1:8000",), "URL of a gateway; may be repeated, or several with commas: the first that knows"
+    )
+    api_key_file: str = option("", "file with the API key of the request's tenant; empty: none is given")
