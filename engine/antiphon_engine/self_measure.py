@@ -109,17 +109,17 @@ def probe_steps(
 ) -> Iterator[StepSample]:
     """Run the steps one by one and yield what each took. `blocks`: `limits.blocks` of them, whose content is void.
 
-    Nothing is begun after the budget, nor a prompt that by the one before it would take more than half of what is left.
-    Raises what `execute` raises.
+    After the untimed step, nothing is begun once the budget is spent, nor a prompt that by the one before it would take
+    more than half of what is left. Raises what `execute` raises.
     """
     if len(blocks) < limits.blocks:
         return
-    ends_at = clock() + budget_ms / 1e3
     prompts = limits.prompts()
     computed_tokens = 0
     took_ms = 0.0
     if prompts:
         execute(_step(Probe(prompts[0], 0), limits, blocks))
+    ends_at = clock() + budget_ms / 1e3
     for length in prompts:
         left_ms = (ends_at - clock()) * 1e3
         if left_ms <= 0 or (computed_tokens and took_ms * length / computed_tokens > left_ms / 2):

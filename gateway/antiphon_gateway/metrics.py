@@ -75,7 +75,7 @@ class GatewayMetrics:
         )
         self._ttft_error = Histogram(
             f"{prefix}_ttft_prediction_error_ratio",
-            "|predicted - measured| / measured of the time from submitting to a worker until the first token",
+            "Error of the predicted time from submitting to the first token, over the measured one",
             ("model",),
             buckets=_ERROR_RATIOS,
             registry=self.registry,

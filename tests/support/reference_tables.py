@@ -15,6 +15,7 @@ from antiphon_gateway.options import GatewayOptions
 from antiphon_operator.kube.metrics import API_REQUESTS
 from antiphon_operator.options import OperatorOptions
 from antiphon_operator.runtime.metrics import OperatorMetrics
+from antiphon_policy.latency import StepModelFit
 from antiphon_worker.metrics import WorkerMetrics
 from antiphon_worker.options import WorkerOptions
 from prometheus_client import CollectorRegistry
@@ -60,7 +61,9 @@ def option_tables() -> str:
 def metric_tables() -> str:
     gateway = GatewayMetrics()
     registry = CollectorRegistry()
-    WorkerMetrics(registry).watch(lambda: Load(*[0] * len(Load.__dataclass_fields__)), lambda: ())
+    worker = WorkerMetrics(registry)
+    worker.watch(lambda: Load(*[0] * len(Load.__dataclass_fields__)), lambda: ())
+    worker.watch_predictions(StepModelFit())
     return "\n".join(
         [
             "\n### Gateway\n",

@@ -1,10 +1,11 @@
 """The worker's end of the one stream that joins it with each gateway.
 
 Requests come up the stream; what each engine step brought for all of this gateway's requests goes down it in one
-message, with the queue's state. The stream is the health signal: both ends send heartbeats, and a gateway that has not
-been heard for the deadline, or whose stream broke, is gone: all its requests are cancelled. Silence is counted in ticks
-of ours, so that a pause of this process does not count against gateways. A gateway that does not read is broken off
-before its unread messages cost memory; it sees a broken stream and may attach again.
+message, with the queue's state; a gateway whose requests got nothing is told the state by itself (`load_news`). The
+stream is the health signal: both ends send heartbeats, and a gateway that has not been heard for the deadline, or whose
+stream broke, is gone: all its requests are cancelled. Silence is counted in ticks of ours, so that a pause of this
+process does not count against gateways. A gateway that does not read is broken off before its unread messages cost
+memory; it sees a broken stream and may attach again.
 
 `AttachServicer` serves the streams; `_Session` is one of them. What is done with a request is the decode role's:
 it is given as a `SubmitHandler`.
@@ -23,6 +24,7 @@ from antiphon_proto import worker_pb2 as wire
 from antiphon_proto.worker_pb2_grpc import WorkerServicer
 
 from antiphon_worker.channels import is_end
+from antiphon_worker.load_news import LoadNews
 from antiphon_worker.peers import WantedPeers
 from antiphon_worker.service import WorkerContext
 from antiphon_worker.wire import peer_address
@@ -70,6 +72,8 @@ class AttachServicer(WorkerServicer):
         self._card = card
         self._peers = WantedPeers(context.links, context.identity.worker_id)
         self._sessions: set[_Session] = set()
+        self._news = LoadNews(context.load, self._sessions)
+        context.bridge.observe(self._news.observe)
 
     @property
     def gateways(self) -> int:
@@ -100,6 +104,7 @@ class AttachServicer(WorkerServicer):
 
     def break_off(self, reason: str) -> None:
         """End every stream, so that gateways know at once."""
+        self._news.close()
         for session in self._sessions:
             session.break_off(reason)
 
@@ -133,6 +138,7 @@ class _Session:
         self._unread_s = 0.0
         """For how long the message that is being written was not taken."""
         self._lost_after_s = context.lost_after_s
+        self.owed_load = False
         self._ended: asyncio.Future[str] = self._loop.create_future()
 
     async def run(self) -> str:
@@ -220,6 +226,7 @@ class _Session:
                     heartbeat_ms=self._context.options.heartbeat_ms,
                     queue=self._context.load.now(),
                     revision=self._context.options.revision,
+                    hardware=self._context.hardware,
                 )
             )
         )
@@ -245,12 +252,22 @@ class _Session:
             self._loop.call_soon(self._flush_steps)
         self._steps.append(step)
 
+    @property
+    def takes_load(self) -> bool:
+        # Behind the welcome, which has the load; and not where steps with the load are about to go.
+        return self._welcomed and not (self._steps or self._outgoing or self._writing or self._ended.done())
+
+    def tell_load(self, message: wire.WorkerMessage) -> None:
+        self.owed_load = False
+        self._send(message)
+
     def forget(self, ref: int) -> None:
         self._requests.pop(ref, None)
 
     def _flush_steps(self) -> None:
         steps, self._steps = self._steps, []
         if steps and not self._ended.done():
+            self.owed_load = False
             batch = wire.StepBatch(steps=steps, queue=self._context.load.of_last_step())
             self._send(wire.WorkerMessage(step=batch))
 
@@ -286,6 +303,7 @@ class _Session:
                 return self.break_off(f"the gateway did not read for {self._lost_after_s:.1f} s")
             is_due = self._loop.time() >= self._sent_at + heartbeat_s - tick_s
             if self._welcomed and is_due and not self._outgoing and not self._writing:
+                self.owed_load = False
                 self._send(wire.WorkerMessage(heartbeat=wire.Heartbeat(queue=self._context.load.now())))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from antiphon_engine.interface import Engine, Load, StepResult
+from antiphon_engine.interface import Engine, Load, StepResult, StepSample
 from antiphon_kvtransfer.links import LinkStatus
 from antiphon_policy.latency import StepModel, StepModelFit
 from antiphon_proto.worker_pb2 import LinkState, QueueState, StepCoefficients
@@ -43,17 +43,27 @@ class LoadReport:
         self._last_load = result.load
         sample = result.sample
         if sample is not None:
-            self._fit.observe(
-                sample.duration_ms,
-                new_tokens=sample.new_tokens,
-                token_context=sample.token_context,
-                sequences=sample.sequences,
-                kv_tokens=sample.kv_tokens,
-            )
+            self._learn(sample)
+
+    def learn_first(self, samples: Iterable[StepSample]) -> None:
+        """Take what the engine measured of itself: these say nothing of how well real steps are predicted."""
+        for sample in samples:
+            self._learn(sample)
+        self._fit.forget_errors()
 
     @property
-    def step_model(self) -> StepModel:
-        return self._fit.model()
+    def fit(self) -> StepModelFit:
+        """What was learnt. To be read, not fed."""
+        return self._fit
+
+    def _learn(self, sample: StepSample) -> None:
+        self._fit.observe(
+            sample.duration_ms,
+            new_tokens=sample.new_tokens,
+            token_context=sample.token_context,
+            sequences=sample.sequences,
+            kv_tokens=sample.kv_tokens,
+        )
 
     def of_last_step(self) -> QueueState:
         """The state as of the last step; made once for all who ask before the next."""
@@ -72,7 +82,7 @@ class LoadReport:
         now = time.monotonic()
         if now - self._slow_parts_at >= SLOW_PARTS_S:
             self._slow_parts_at = now
-            self._slow_parts = (_coefficients(self._fit.model()), [_link_state(link) for link in self._links()])
+            self._slow_parts = (_coefficients(self._fit), [_link_state(link) for link in self._links()])
         coefficients, links = self._slow_parts
         return QueueState(
             running=load.running,
@@ -86,16 +96,21 @@ class LoadReport:
             links=links,
             role_version=self._identity.role_version,
             held_blocks=load.retained_blocks,
+            chunk_tokens=load.chunk_tokens,
+            empty_blocks=load.empty_blocks,
         )
 
 
-def _coefficients(model: StepModel) -> StepCoefficients:
+def _coefficients(fit: StepModelFit) -> StepCoefficients:
+    model = fit.model()
     return StepCoefficients(
         base_ms=model.base_ms,
         per_new_token_ms=model.per_new_token_ms,
         per_token_context_ms=model.per_token_context_ms,
         per_sequence_ms=model.per_sequence_ms,
         per_kv_token_ms=model.per_kv_token_ms,
+        samples=fit.samples,
+        relative_error=fit.relative_error,
     )
 
 

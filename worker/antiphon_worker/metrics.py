@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from antiphon_engine.interface import Load, StepResult
 from antiphon_kvtransfer.links import LinkStatus
+from antiphon_policy.latency import StepModelFit
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -81,6 +82,19 @@ class WorkerMetrics:
         for name, help_text, field in fields:
             Gauge(name, help_text, registry=self._registry).set_function(_reading(load, field))
         self._registry.register(_LinkCollector(links))
+
+    def watch_predictions(self, fit: StepModelFit) -> None:
+        """Register what tells how well steps are predicted."""
+        Gauge(
+            "antiphon_worker_step_prediction_error_ratio",
+            "Recent mean error of the predicted duration of a step, over the measured one",
+            registry=self._registry,
+        ).set_function(lambda: fit.relative_error)
+        Gauge(
+            "antiphon_worker_step_model_samples",
+            "Engine steps that the step model was learnt from",
+            registry=self._registry,
+        ).set_function(lambda: float(fit.samples))
 
     def observe_step(self, result: StepResult) -> None:
         sample = result.sample

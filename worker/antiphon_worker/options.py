@@ -39,6 +39,7 @@ class WorkerOptions:
     ray_head: bool = option(False, "be the first pod of a replica of several (not in this version)")
     ray_join: str = option("", "host:port of the replica's first pod, to join it (not in this version)")
     transport: str = option("auto", "how KV blocks are read from peers", choices=("auto", "ucx", "tcp"))
+    self_measure: bool = option(True, "time some steps at the start, so that the first requests are routed by them")
     threads: int = option(0, "threads for computing (0: all cores)")
     cache_dir: str = option("", "folder for converted models (default: the user's cache folder)")
     heartbeat_ms: int = option(500, "how often peers and gateways hear of this worker")

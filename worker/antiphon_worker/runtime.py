@@ -1,9 +1,9 @@
 """One worker process, from its options to its exit code.
 
 The order of starting is the order of what may be promised: the engine is loaded, then transports can be read from,
-then the gRPC server answers, then the cluster hears of it, and only then it is ready. Ending runs the other way:
-nothing new is taken, what runs may end, the record is withdrawn, and everything is closed. Everything but the engine's
-thread lives on one event loop, which this module owns.
+then the engine runs and knows its own speed, then the gRPC server answers, then the cluster hears of it, and only then
+it is ready. Ending runs the other way: nothing new is taken, what runs may end, the record is withdrawn, and everything
+is closed. Everything but the engine's thread lives on one event loop, which this module owns.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ from antiphon_worker.card import model_card
 from antiphon_worker.channels import ChannelPool, server_options
 from antiphon_worker.engines import create_engine, step_model_prior
 from antiphon_worker.errors import WorkerStartError
+from antiphon_worker.hardware import hardware_name
 from antiphon_worker.identity import WorkerIdentity, new_identity
 from antiphon_worker.load import LoadReport
 from antiphon_worker.metrics import WorkerMetrics
 from antiphon_worker.options import WorkerOptions
 from antiphon_worker.parallel import check_parallelism
+from antiphon_worker.self_measure import begin_measuring, measured_steps
 from antiphon_worker.service import Drain, ServiceFactory, WorkerContext, WorkerService
 from antiphon_worker.transports import create_transports
 
@@ -192,6 +194,7 @@ class _Worker:
             engine, identity, prior=step_model_prior(options), links=links.statuses, draining=lambda: drain.on
         )
         bridge.observe(metrics.observe_step)
+        metrics.watch_predictions(load.fit)
         bridge.observe(load.observe)
         channels = ChannelPool()
         closing.push_async_callback(channels.close)
@@ -206,13 +209,16 @@ class _Worker:
             channels=channels,
             metrics=metrics,
             drain=drain,
+            hardware=hardware_name(options),
         )
         services = [role(context) for role in roles]
         for service in services:
             closing.push_async_callback(service.close)
 
-        engine.start(bridge)
         closing.push_async_callback(asyncio.to_thread, engine.close, ENGINE_CLOSE_S)
+        measuring = begin_measuring(options, engine)
+        engine.start(bridge)
+        load.learn_first(await measured_steps(measuring))
 
         server = grpc.aio.server(options=server_options(options.lost_after_ms))
         for service in services:
@@ -418,7 +424,8 @@ async def _status(context: WorkerContext, services: Sequence[WorkerService]) -> 
         used_blocks = cached_blocks = requests = -1
     load = engine.load()
     sequence, indexed = engine.indexed_blocks()
-    model = context.load.step_model
+    fit = context.load.fit
+    model = fit.model()
     detail: dict[str, object] = {
         "worker_id": identity.worker_id,
         "incarnation": identity.incarnation,
@@ -446,7 +453,11 @@ async def _status(context: WorkerContext, services: Sequence[WorkerService]) -> 
             "per_token_context_ms": model.per_token_context_ms,
             "per_sequence_ms": model.per_sequence_ms,
             "per_kv_token_ms": model.per_kv_token_ms,
+            "samples": fit.samples,
+            "relative_error": fit.relative_error,
+            "observed": fit.observed,
         },
+        "hardware": context.hardware,
         "pins": context.links.held_blocks,
         "links": [
             {

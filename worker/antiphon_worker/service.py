@@ -72,6 +72,8 @@ class WorkerContext:
     channels: ChannelPool
     metrics: WorkerMetrics
     drain: Drain = field(default_factory=Drain)
+    hardware: str = ""
+    """What steps are computed by (`hardware`): a worker that says the same is as fast. Empty: not known."""
 
     @property
     def block_tokens(self) -> int:
