@@ -269,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     setting = Setting(options.peers, options.model_dir, options.beside, frozenset(options.only))
     raw: dict[str, object] = {
-        "command": "python -m benchmarks.gateway.peers",
+        "command": "python -m benchmarks.gateway.peers " + " ".join(arguments),
         "rounds": options.rounds,
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
@@ -280,10 +280,10 @@ def main(arguments: Sequence[str]) -> int:
         for suite in options.suite or list(SUITES):
             measured, idle = uvloop.run(measure(suite, options.rounds, setting, Path(folder)))
             raw[suite] = {"idle_cpu_s_per_s": idle, "samples": measured}
+            raw["load_average_after"] = os.getloadavg()
+            options.output.parent.mkdir(exist_ok=True)
+            options.output.write_text(json.dumps(msgspec.to_builtins(raw), indent=1) + "\n")
             print(f"\n## {suite}\n\n{table(chunk_costs(measured) if suite == 'chunks' else measured)}", flush=True)
-    raw["load_average_after"] = os.getloadavg()
-    options.output.parent.mkdir(exist_ok=True)
-    options.output.write_text(json.dumps(msgspec.to_builtins(raw), indent=1) + "\n")
     return 0
 
 

@@ -80,6 +80,8 @@ class GrpcStream(asyncio.Protocol):
     async def open(cls, address: str, path: str, on_message: Callable[[bytes], None]) -> Self:
         """Connect and begin the call of the method `path`. Raises OSError. The caller bounds the wait."""
         host, _, port = address.rpartition(":")
+        if not port.isdigit():
+            raise OSError(f"{address!r} is not of the form host:port")
         loop = asyncio.get_running_loop()
         _, stream = await loop.create_connection(
             lambda: cls(path, address, on_message), host.strip("[]") or "127.0.0.1", int(port)

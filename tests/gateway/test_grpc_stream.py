@@ -195,3 +195,8 @@ async def test_padding_priorities_and_unknown_frames_are_read_over() -> None:
         assert await received.count(1) == [b"hi"]
         assert await asyncio.wait_for(pinged, 10) == b"01234567"
         stream.close()
+
+
+async def test_an_address_that_is_none_is_said() -> None:
+    with pytest.raises(OSError, match="'somewhere' is not of the form host:port"):
+        await GrpcStream.open("somewhere", PATH, Received())
