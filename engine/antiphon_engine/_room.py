@@ -24,6 +24,11 @@ class KvRoom:
         return max(0, self._pool.available_blocks - self.outstanding_blocks)
 
     @property
+    def empty_blocks(self) -> int:
+        """Of those, what holds nothing: promises are taken from what is empty first."""
+        return max(0, self._pool.empty_blocks - self.outstanding_blocks)
+
+    @property
     def is_covered(self) -> bool:
         """Whether there is a block for every promise right now."""
         return self._pool.available_blocks >= self.outstanding_blocks

@@ -161,6 +161,10 @@ class Load:
     total_blocks: int
     retained_blocks: int
     """Blocks kept by `pin` or `retain`."""
+    empty_blocks: int = 0
+    """Of the free ones, those with nothing in them: so many can be stored without evicting any."""
+    chunk_tokens: int = 0
+    """Tokens that one step computes at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,11 @@ class BlockPool:
         return len(self._free) + self._evictable_blocks
 
     @property
+    def empty_blocks(self) -> int:
+        """What `allocate` can give without evicting anything."""
+        return len(self._free)
+
+    @property
     def retained_blocks(self) -> int:
         return self._retained_blocks
 

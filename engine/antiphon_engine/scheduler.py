@@ -266,6 +266,8 @@ class Scheduler:
             free_blocks=self._room.unpromised_blocks,
             total_blocks=self._pool.num_blocks,
             retained_blocks=self._pool.retained_blocks,
+            empty_blocks=self._room.empty_blocks,
+            chunk_tokens=self._config.max_batch_tokens,
         )
 
     def check_integrity(self) -> IntegrityReport:

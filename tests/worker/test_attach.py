@@ -56,6 +56,8 @@ async def stream() -> AsyncIterator[Stream]:
         lost_after_s=LOST_AFTER_S,
         links=SimpleNamespace(wanted=lambda peers: None),
         load=SimpleNamespace(now=wire.QueueState),
+        bridge=SimpleNamespace(observe=lambda observer: None),
+        hardware="",
     )
     handler: Any = None
     far_end: Any = Stream()
