@@ -71,14 +71,18 @@ class LoadReport:
         if load is None:
             return self.now()
         if self._of_step is None or self._of_step[0] is not load:
-            self._of_step = (load, self._message(load))
+            self._of_step = (load, self.state_of(load))
         return self._of_step[1]
 
     def now(self) -> QueueState:
         """The state at this moment."""
-        return self._message(self._engine.load())
+        return self.state_of(self._engine.load())
 
-    def _message(self, load: Load) -> QueueState:
+    def load(self) -> Load:
+        """The same before it is a message."""
+        return self._engine.load()
+
+    def state_of(self, load: Load) -> QueueState:
         now = time.monotonic()
         if now - self._slow_parts_at >= SLOW_PARTS_S:
             self._slow_parts_at = now
