@@ -23,6 +23,9 @@ PULL_MARGIN = 0.8
 
 PREFIX_PEERS = 3
 
+BROKEN_MS = 1e9
+"""More than anything costs: what breaks a promise comes after all that keeps it."""
+
 Holder = tuple[WorkerView, int]
 """(worker, leading blocks of the request's chain that it holds)"""
 
@@ -70,11 +73,8 @@ class Prices:
         self._holder_ids = {view.worker_id for view, _ in holders}
         self._decoding_of: dict[str, _Decoding] = {}
         self._prefilling_of: dict[str, _Prefilling] = {}
-        self._followers = {
-            WorkerRole.PREFILL: followers,
-            WorkerRole.DECODE: followers_on_decoders,
-            WorkerRole.BOTH: followers_on_decoders,
-        }
+        self.followers = followers
+        self.followers_on_decoders = followers_on_decoders
         self.evicted_reuse = workload.evicted_reuse
         self.prompt_tokens = max(1, request.prompt_tokens)
         self.block_tokens = max(1, request.block_tokens)
@@ -157,8 +157,9 @@ class Prices:
 
     def prefill_delay_ms(self, worker: WorkerView, compute_ms: float) -> float:
         """Requests that come while it waits or is computed wait for it; and where answers run, each of them does."""
-        waiting = self._followers[worker.role]
+        waiting = self.followers
         if worker.role is not WorkerRole.PREFILL:
+            waiting = self.followers_on_decoders
             # A worker of the decode pool counts one more than it runs: the one that comes next. So an idle decode pool
             # leaves prompts to an idle prefill pool, unless little of them is left to compute.
             waiting += self.stream_share * (worker.running + (1 if worker.role is WorkerRole.DECODE else 0))
@@ -246,6 +247,14 @@ class Prices:
         )
         keeps = self._keeps(parts.ttft_ms, decoding.tpot_ms)
         return RouteOption(decoder.worker_id, prefiller.worker_id, parts, decoding.tpot_ms, keeps)
+
+    def prefill_ms(self, worker: WorkerView, leading_blocks: int) -> float:
+        """The worker as P, whoever is D; one that breaks the promise of the first token comes after all others."""
+        prefilling = self._prefilling(worker, leading_blocks)
+        ttft_ms = REMOTE_MS + prefilling.queue_ms + prefilling.pull_ms + prefilling.compute_ms
+        limit_ms = self._request.ttft_limit_ms
+        broken_ms = BROKEN_MS if limit_ms is not None and ttft_ms > limit_ms else 0.0
+        return broken_ms + ttft_ms + prefilling.delay_ms + prefilling.recompute_ms
 
     def _decoding(self, worker: WorkerView, held: int) -> _Decoding:
         known = self._decoding_of.get(worker.worker_id)

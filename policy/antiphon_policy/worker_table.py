@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from antiphon_policy.pricing import DEFAULT_LINK_GIGABYTES_PER_S, PREFIX_PEERS, PULL_MARGIN, REMOTE_MS, Holder, Prices
+from antiphon_policy.narrowing import FALLBACKS, ROWS, Chosen, Floats, Narrowed, Pair, figures_of, narrow
+from antiphon_policy.pricing import BROKEN_MS, PREFIX_PEERS, Holder, Prices
 from antiphon_policy.route_records import (
     NoWorker,
     NoWorkerReason,
@@ -32,45 +32,14 @@ from antiphon_policy.route_records import (
 NEAR_TIE = 0.03
 """Pairs within this share of the cheapest one's time to first token are as good: the models are not more exact."""
 NEAR_TIE_MS = 0.5
-FEW = 64
-"""So many are sorted whole."""
-PAIRED = 4
-"""So many of the best of either side are paired."""
+FEW_WORKERS = 8
+"""Of so many all pairs are priced: that is cheaper than narrowing them down."""
 MOST_PRICED = 8
 """Pairs, where many are about equal: more would not find a better one."""
-FALLBACKS = 3
 ALTERNATIVES = 4
 
-_INFINITE = float("inf")
-_BROKEN_MS = 1e9
-"""Added where a promise would be broken: such workers come after all others."""
-
-Floats = NDArray[np.float64]
 _Ranked = tuple[float, int, RouteOption]
 """(cost, more where a promise is broken; a number that tells equal ones apart; the option)"""
-
-# Rows of the table. Those of the first part are the worker's figures, those of the second follow from them.
-(
-    _QUEUED,
-    _RUNNING,
-    _KV,
-    _EMPTY,
-    _FREE,
-    _KNOWN,
-    _PER_TOKEN,
-    _PER_CONTEXT,
-    _PER_KV,
-    _CHUNK,
-    _QUEUE_MS,
-    _STEP_MS,
-    _JOIN_MS,
-    _TPOT_MS,
-    _LONGER_MS,
-    _LOCAL_WAITING,
-    _PREFILLS,
-    _DECODES,
-) = range(18)
-_ROWS = 18
 
 
 class WorkerTable:
@@ -83,7 +52,10 @@ class WorkerTable:
         self.workload = workload or Workload()
         self._views: list[WorkerView] = []
         self._slots: dict[str, int] = {}
-        self._figures: Floats = np.zeros((_ROWS, 16))
+        self._figures: Floats = np.zeros((ROWS, 16))
+        self._prefills: set[int] = set()
+        self._decodes: set[int] = set()
+        """Slots of those that may."""
         self._draining = 0
 
     def __len__(self) -> int:
@@ -120,7 +92,8 @@ class WorkerTable:
             self._draining -= self._views[slot].draining
             self._views[slot] = view
         self._draining += view.draining
-        self._figures[:, slot] = _figures_of(view)
+        self._figures[:, slot] = figures_of(view)
+        self._place(slot, view)
 
     def remove(self, worker_id: str) -> None:
         """Unknown ones are ignored."""
@@ -133,6 +106,20 @@ class WorkerTable:
             self._views[slot] = last
             self._slots[last.worker_id] = slot
             self._figures[:, slot] = self._figures[:, len(self._views)]
+            self._place(slot, last)
+        self._prefills.discard(len(self._views))
+        self._decodes.discard(len(self._views))
+
+    def _place(self, slot: int, view: WorkerView) -> None:
+        prefills = view.role is WorkerRole.PREFILL
+        for slots, holds in (
+            (self._prefills, prefills and not view.draining),
+            (self._decodes, not prefills and not view.draining and view.may_decode),
+        ):
+            if holds:
+                slots.add(slot)
+            else:
+                slots.discard(slot)
 
     # -- the decision
 
@@ -149,103 +136,43 @@ class WorkerTable:
         8.2, D's step with it takes 2.7 and 14 more take 37.8: 553.5 ms. On D itself: compute 504.4, the same 40.5,
         and a decode worker counts one request more than it runs as delayed: another 504.4. So P.
         """
-        count = len(self._views)
-        figures = self._figures[:, :count]
-        prefills, decodes = figures[_PREFILLS] > 0, figures[_DECODES] > 0
-        if excluded:
-            for worker_id in excluded:
-                slot = self._slots.get(worker_id)
-                if slot is not None:
-                    prefills[slot] = decodes[slot] = False
-        if not decodes.any():
+        prefillers = [slot for slot in self._prefills if self._views[slot].worker_id not in excluded]
+        decoders = [slot for slot in self._decodes if self._views[slot].worker_id not in excluded]
+        if not decoders:
             raise self._nobody()
-        some_prefill = bool(prefills.any())
-
         holders = self._holders(leading, excluded)
-        queued = figures[_QUEUED]
-        followers = self._followers(queued[prefills], self.workload.waiting_tokens)
-        followers_on_decoders = self._followers(queued[decodes], 0.0 if some_prefill else self.workload.waiting_tokens)
-        prices = Prices(request, self.workload, self.links, holders, followers, followers_on_decoders)
-        cached = np.zeros(count)
-        for worker_id, blocks in leading.items():
-            slot = self._slots.get(worker_id)
-            if slot is not None:
-                cached[slot] = blocks
-        np.minimum(cached, prices.usable_blocks, out=cached)
-
-        # From other digits than those that pick among near ties.
-        start = int(tie_break * 7919.0 % 1.0 * count)
-        compute_ms = _compute_ms(figures, cached, holders, prices, request)
-        decode_ms, tpot_ms = _decode_ms(figures, cached, prices)
-        ttft_ms = figures[_QUEUE_MS] + compute_ms
-        tpot_broken = None
-        if request.tpot_limit_ms is not None:
-            # `Prices.beside_prompts_ms`: of the prompts that are queued there already, and with this one.
-            context_ms = figures[_PER_CONTEXT] * prices.prompt_tokens
-            chunk_ms = figures[_CHUNK] * (figures[_PER_TOKEN] + context_ms) + figures[_PER_KV] * prices.prompt_tokens
-            beside_ms = np.minimum(chunk_ms, figures[_QUEUE_MS] / prices.short_tokens)
-            tpot_broken = tpot_ms + beside_ms > request.tpot_limit_ms
-
-        pairs: list[tuple[float, int, int]] = []
-        """(bound on its cost, slot of D, slot of P or -1)"""
-        local_ms = (
-            ttft_ms
-            + decode_ms
-            + compute_ms * (prices.stream_share * figures[_LOCAL_WAITING] + followers_on_decoders)
-            + _recompute_ms(figures, prices.all_blocks - cached, prices)
+        waiting = self.workload.waiting_tokens
+        prices = Prices(
+            request,
+            self.workload,
+            self.links,
+            holders,
+            self._followers(prefillers, waiting),
+            self._followers(decoders, 0.0 if prefillers else waiting),
         )
-        if tpot_broken is not None:
-            worst = tpot_ms + np.minimum(chunk_ms, ttft_ms / prices.short_tokens) * (figures[_RUNNING] > 0)
-            local_ms += _BROKEN_MS * (worst > request.tpot_limit_ms)
-        if request.ttft_limit_ms is not None:
-            local_ms += _BROKEN_MS * (ttft_ms > request.ttft_limit_ms)
-        pairs += [(ms, slot, -1) for ms, slot in _best(local_ms, decodes, start, PAIRED)]
-
-        ranked: list[tuple[float, int]] = []
-        if some_prefill:
-            as_prefiller_ms = (
-                ttft_ms + compute_ms * followers + _recompute_ms(figures, prices.prompt_blocks - cached, prices)
-            )
-            if request.ttft_limit_ms is not None:
-                as_prefiller_ms += _BROKEN_MS * (ttft_ms + REMOTE_MS > request.ttft_limit_ms)
-            move_ms = (prices.prompt_blocks - cached) * request.block_bytes / (DEFAULT_LINK_GIGABYTES_PER_S * 1e6)
-            as_decoder_ms = (
-                decode_ms
-                + np.minimum(move_ms, figures[_CHUNK] / prices.block_tokens * _block_ms(request))
-                + _recompute_ms(figures, prices.all_blocks - cached, prices)
-            )
-            if tpot_broken is not None:
-                as_decoder_ms += _BROKEN_MS * tpot_broken
-            ranked = _best(as_prefiller_ms, prefills, start, PAIRED + FALLBACKS)
-            decoders = _best(as_decoder_ms, decodes, start, PAIRED)
-            pairs += [
-                (p_ms + d_ms + REMOTE_MS, decoder, prefiller)
-                for p_ms, prefiller in ranked[:PAIRED]
-                for d_ms, decoder in decoders
-            ]
-
-        if request.hint is not None:
-            hinted = self._hinted(request.hint, prefills, decodes)
-            if hinted is not None and all(pair[1:] != hinted for pair in pairs):
-                decoder, prefiller = hinted
-                bound_ms = local_ms[decoder] if prefiller < 0 else as_prefiller_ms[prefiller] + as_decoder_ms[decoder]
-                pairs.append((float(bound_ms), decoder, prefiller))
-
-        options = self._priced(pairs, prices, leading)
+        if len(self._views) <= FEW_WORKERS:
+            pairs = [(0.0, decoder, -1) for decoder in decoders]
+            pairs += [(0.0, decoder, prefiller) for prefiller in prefillers for decoder in decoders]
+            options = self._priced(pairs, prices, leading, len(pairs))
+            prefillers.sort(key=lambda slot: self._prefill_ms(slot, prices, leading))
+        else:
+            narrowed = self._narrow(request, leading, tie_break, prefillers, decoders, holders, prices)
+            options = self._priced(narrowed.pairs, prices, leading, MOST_PRICED)
+            prefillers = narrowed.prefillers
         chosen = _pick(options, request.hint, tie_break, self._load)
         decoder_id, prefiller_id = chosen.decode, chosen.prefill or chosen.decode
         remote = chosen.prefill is not None
         if remote:
             reason = RouteReason.PREFILL_REMOTE
         else:
-            reason = RouteReason.LOCAL_CHEAPER if some_prefill else RouteReason.LOCAL_NO_PREFILL_WORKER
+            reason = RouteReason.LOCAL_CHEAPER if prefillers else RouteReason.LOCAL_NO_PREFILL_WORKER
         decoder_held = leading.get(decoder_id, 0)
         peers = prices.peers(
             self.view(prefiller_id),
             leading.get(prefiller_id, 0),
             (self.view(decoder_id), decoder_held) if remote else None,
         )
-        fallbacks = [self._views[slot].worker_id for _, slot in ranked]
+        fallbacks = [self._views[slot].worker_id for slot in prefillers[: FALLBACKS + 1]]
         others = [option for _, _, option in options[: ALTERNATIVES + 1] if option is not chosen]
         return RouteDecision(
             decode=decoder_id,
@@ -277,9 +204,33 @@ class WorkerTable:
             f"none of {live} live workers decodes: start a worker with role decode or both",
         )
 
-    def _hinted(
-        self, hint: tuple[str, str], prefills: NDArray[np.bool_], decodes: NDArray[np.bool_]
-    ) -> tuple[int, int] | None:
+    def _narrow(
+        self,
+        request: RouteRequest,
+        leading: Mapping[str, int],
+        tie_break: float,
+        prefillers: Sequence[int],
+        decoders: Sequence[int],
+        holders: Sequence[Holder],
+        prices: Prices,
+    ) -> Narrowed:
+        count = len(self._views)
+        prefills, decodes = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+        prefills[prefillers] = True
+        decodes[decoders] = True
+        cached = np.zeros(count)
+        for worker_id, blocks in leading.items():
+            slot = self._slots.get(worker_id)
+            if slot is not None:
+                cached[slot] = blocks
+        np.minimum(cached, prices.usable_blocks, out=cached)
+        # From other digits than those that pick among near ties.
+        start = int(tie_break * 7919.0 % 1.0 * count)
+        hinted = None if request.hint is None else self._hinted(request.hint, prefills, decodes)
+        figures = self._figures[:, :count]
+        return narrow(figures, prefills, decodes, cached, holders, prices, request, start, hinted)
+
+    def _hinted(self, hint: tuple[str, str], prefills: Chosen, decodes: Chosen) -> tuple[int, int] | None:
         """Slots of the session's last pair; None if that may not be chosen now."""
         decoder = self._slots.get(hint[0])
         if decoder is None or not decodes[decoder]:
@@ -288,6 +239,10 @@ class WorkerTable:
             return decoder, -1
         prefiller = self._slots.get(hint[1])
         return None if prefiller is None or not prefills[prefiller] else (decoder, prefiller)
+
+    def _prefill_ms(self, slot: int, prices: Prices, leading: Mapping[str, int]) -> float:
+        view = self._views[slot]
+        return prices.prefill_ms(view, leading.get(view.worker_id, 0))
 
     def _holders(self, leading: Mapping[str, int], excluded: Collection[str]) -> list[Holder]:
         """Those who hold most, as far as they may be read from."""
@@ -300,24 +255,23 @@ class WorkerTable:
             and not (view := self._views[slot]).draining
         ]
 
-    def _followers(self, queued: Floats, waiting_tokens: float) -> float:
+    def _followers(self, slots: Sequence[int], waiting_tokens: float) -> float:
         """Requests that will wait for one that is queued now: as many as wait at the least loaded of those that may
         compute prompts. Later ones join where the least is ahead, so that is the level they meet everywhere; and in a
         steady state as many come while one waits as wait when it comes."""
-        if not len(queued):
+        if not slots:
             return 0.0
-        workload = self.workload
-        return (float(queued.min()) + waiting_tokens) / max(1.0, workload.uncached_tokens)
+        least = min([self._views[slot].queued_tokens for slot in slots])
+        return (least + waiting_tokens) / max(1.0, self.workload.uncached_tokens)
 
-    def _priced(self, pairs: list[tuple[float, int, int]], prices: Prices, leading: Mapping[str, int]) -> list[_Ranked]:
-        """Exact prices, the cheapest first. Pairs are priced by rising bound, and the bounds leave out little, so those
-        far above the best are not priced at all."""
-        pairs.sort(key=_first)
+    def _priced(self, pairs: Sequence[Pair], prices: Prices, leading: Mapping[str, int], most: int) -> list[_Ranked]:
+        """Exact prices, the cheapest first. Pairs come by rising bound, and the bounds leave out little, so those far
+        above the best are not priced at all."""
         views = self._views
         options: list[_Ranked] = []
         best_ms = float("inf")
         for bound_ms, decoder, prefiller in pairs:
-            if len(options) > ALTERNATIVES and (bound_ms > best_ms or len(options) >= MOST_PRICED):
+            if len(options) > ALTERNATIVES and (bound_ms > best_ms or len(options) >= most):
                 break
             view = views[decoder]
             held = leading.get(view.worker_id, 0)
@@ -327,7 +281,7 @@ class WorkerTable:
                 other = views[prefiller]
                 option = prices.remote(view, held, other, leading.get(other.worker_id, 0))
             cost = option.cost
-            rank = cost.total_ms if option.keeps_sla else cost.total_ms + _BROKEN_MS
+            rank = cost.total_ms if option.keeps_sla else cost.total_ms + BROKEN_MS
             options.append((rank, len(options), option))
             best_ms = min(best_ms, rank + _margin_ms(option))
         options.sort()
@@ -338,114 +292,6 @@ class WorkerTable:
         decoder = self.view(option.decode)
         prefiller = decoder if option.prefill is None else self.view(option.prefill)
         return prefiller.queued_tokens, decoder.running, decoder.kv_tokens
-
-
-def _figures_of(view: WorkerView) -> tuple[float, ...]:
-    step = view.step
-    live = not view.draining
-    decode_token_ms = step.per_new_token_ms + step.per_sequence_ms
-    decode_context_ms = step.per_token_context_ms + step.per_kv_token_ms
-    batch = view.running + 1
-    chunk = min(view.queued_tokens, view.chunk_tokens)
-    prefills_only = view.role is WorkerRole.PREFILL
-    shared_ms = 0.0 if prefills_only else view.running * decode_token_ms + view.kv_tokens * step.per_kv_token_ms
-    tpot_ms = step.base_ms + batch * decode_token_ms + view.kv_tokens * decode_context_ms
-    return (
-        view.queued_tokens,
-        view.running,
-        view.kv_tokens,
-        view.empty_blocks,
-        view.free_blocks,
-        view.total_blocks > 0,
-        step.per_new_token_ms,
-        step.per_token_context_ms,
-        step.per_kv_token_ms,
-        view.chunk_tokens,
-        step.prefill_ms(new_tokens=view.queued_tokens, chunk_tokens=view.chunk_tokens),
-        step.base_ms + step.per_sequence_ms + shared_ms,
-        tpot_ms + chunk * (step.per_new_token_ms + chunk * step.per_token_context_ms),
-        tpot_ms,
-        view.running * decode_token_ms,
-        view.running + (view.role is WorkerRole.DECODE),
-        live and prefills_only,
-        live and not prefills_only and view.may_decode,
-    )
-
-
-def _compute_ms(
-    figures: Floats, cached: Floats, holders: Sequence[Holder], prices: Prices, request: RouteRequest
-) -> Floats:
-    """Pull and compute, for each worker as prefiller: `StepModel.prefill_ms` over arrays."""
-    own_ms = _prefill_ms(figures, cached, prices)
-    if not holders:
-        return own_ms
-    longest = min(holders[0][1], prices.usable_blocks)
-    lacking = longest - cached
-    if not (lacking > 0).any():
-        return own_ms
-    pulled_ms = _prefill_ms(figures, np.full_like(cached, longest), prices)
-    pull_ms = 0.2 + lacking * _block_ms(request)
-    pays = (lacking > 0) & (pull_ms < PULL_MARGIN * (own_ms - pulled_ms))
-    return np.where(pays, pulled_ms + pull_ms, own_ms)
-
-
-def _prefill_ms(figures: Floats, cached: Floats, prices: Prices) -> Floats:
-    chunk = figures[_CHUNK]
-    cached_tokens = cached * prices.block_tokens
-    new = prices.prompt_tokens - cached_tokens
-    full = np.floor(new / chunk)
-    rest = new - full * chunk
-    some_rest = rest > 0
-    contexts = full * cached_tokens + chunk * (full * (full + 1)) * 0.5
-    last = prices.prompt_tokens * some_rest
-    steps: Floats = full + some_rest
-    total: Floats = (
-        steps * figures[_STEP_MS]
-        + figures[_PER_TOKEN] * new
-        + figures[_PER_CONTEXT] * (chunk * contexts + rest * last)
-        + figures[_PER_KV] * (contexts + last)
-    )
-    return total
-
-
-def _decode_ms(figures: Floats, cached: Floats, prices: Prices) -> tuple[Floats, Floats]:
-    """(what each worker costs as D, without what it stores and moves; tokens' predicted time)."""
-    per_context = figures[_PER_CONTEXT] + figures[_PER_KV]
-    own = per_context * prices.decode_context
-    tpot_ms = figures[_TPOT_MS] + own
-    more = prices.stream_share * max(0.0, prices.output_tokens - 2.0)
-    return (
-        figures[_JOIN_MS]
-        + per_context * prices.prompt_tokens
-        + more * tpot_ms
-        + prices.stream_share * prices.output_tokens * (figures[_LONGER_MS] + figures[_RUNNING] * own)
-    ), tpot_ms
-
-
-def _recompute_ms(figures: Floats, stored: Floats, prices: Prices) -> Floats:
-    evicted = np.maximum(0.0, stored - figures[_EMPTY]) * figures[_KNOWN]
-    short = np.maximum(0.0, stored - figures[_FREE]) * figures[_KNOWN]
-    block_ms: Floats = figures[_PER_TOKEN] * prices.block_tokens
-    total: Floats = block_ms * (evicted * prices.evicted_reuse + short)
-    return total
-
-
-def _block_ms(request: RouteRequest) -> float:
-    return request.block_bytes / (DEFAULT_LINK_GIGABYTES_PER_S * 1e6)
-
-
-def _best(cost_ms: Floats, allowed: NDArray[np.bool_], start: int, count: int) -> list[tuple[float, int]]:
-    """(cost, slot) of the cheapest allowed. Equal ones from `start` on, or all gateways would pick the first."""
-    size = len(cost_ms)
-    order = np.where(allowed, cost_ms, np.inf)
-    order = np.concatenate((order[start:], order[:start]))
-    if size > FEW:
-        few = np.argpartition(order, count)[:count]
-        costs = [(cost, at) for cost, at in zip(order[few].tolist(), few.tolist(), strict=True)]
-    else:
-        costs = [(cost, at) for at, cost in enumerate(order.tolist())]
-    costs.sort()
-    return [(cost, (at + start) % size) for cost, at in costs[:count] if cost != _INFINITE]
 
 
 def _pick(
@@ -473,10 +319,6 @@ def _pick(
 
 def _margin_ms(option: RouteOption) -> float:
     return max(NEAR_TIE_MS, NEAR_TIE * option.cost.ttft_ms)
-
-
-def _first(pair: tuple[float, int, int]) -> float:
-    return pair[0]
 
 
 def _blocks_of(item: tuple[str, int]) -> int:
