@@ -520,7 +520,8 @@ class Dispatcher:
         )
         if ticket.span.is_recording():
             ticket.span.add_event("submitted", submission_attributes(record))
-        log.debug("request %s: %s", submit.request_id, decision.explanation)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request %s: %s", submit.request_id, decision.explanation)
 
     def _release(self, attempt: Attempt) -> None:
         for load, pledge in attempt.pledges:
