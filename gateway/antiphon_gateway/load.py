@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from antiphon_policy.holding import hold_ms, horizon_ms, prompt_tokens_per_ms
-from antiphon_policy.latency import StepModel
+from antiphon_policy.latency import CHUNK_TOKENS, StepModel
 from antiphon_policy.routing import WorkerView
 
 from antiphon_gateway.worker_client import WorkerClient
@@ -70,7 +70,7 @@ class WorkerLoad:
         """Between two reports while it has work."""
         self._kept_until: float | None = None
         """While nothing is given to it: when what it had to do should be done."""
-        self._rated: tuple[StepModel, float] | None = None
+        self._rated: tuple[StepModel, int, float] | None = None
 
     @property
     def open(self) -> bool:
@@ -78,17 +78,27 @@ class WorkerLoad:
         return self.full_since is None and self.unanswered < SUBMIT_WINDOW
 
     @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one of its steps at most."""
+        return self.client.queue.chunk_tokens or CHUNK_TOKENS
+
+    @property
     def tokens_per_ms(self) -> float:
         """Prompt tokens that it computes, by its step model."""
-        step = self.client.step_model
-        if self._rated is None or self._rated[0] is not step:
-            self._rated = (step, prompt_tokens_per_ms((step,)))
-        return self._rated[1]
+        step, chunk_tokens = self.client.step_model, self.chunk_tokens
+        if self._rated is None or self._rated[0] is not step or self._rated[1] != chunk_tokens:
+            self._rated = (step, chunk_tokens, prompt_tokens_per_ms((step,), chunk_tokens=chunk_tokens))
+        return self._rated[2]
 
     @property
     def horizon_ms(self) -> float:
         """It is given new work only while it has less than that to do (`antiphon_policy.holding`)."""
-        return horizon_ms(self.client.step_model, round_trip_ms=self.round_trip_ms, report_ms=self.report_ms)
+        return horizon_ms(
+            self.client.step_model,
+            round_trip_ms=self.round_trip_ms,
+            report_ms=self.report_ms,
+            chunk_tokens=self.chunk_tokens,
+        )
 
     def settle(self, now: float) -> None:
         """The worker said its load: forget the pledges that it includes, and those that nobody confirmed."""
@@ -114,7 +124,11 @@ class WorkerLoad:
         return said + sum(pledge.tokens for pledge in self.pledges if now - pledge.made_at < self.confirmed_in_s)
 
     def queue_ms(self, now: float) -> float:
-        return self.client.step_model.prefill_ms(new_tokens=self.queued_tokens(now))
+        return self.ms_of(self.queued_tokens(now))
+
+    def ms_of(self, prompt_tokens: int) -> float:
+        """How long it takes to compute so many."""
+        return self.client.step_model.prefill_ms(new_tokens=prompt_tokens, chunk_tokens=self.chunk_tokens)
 
     def keeps_back(self, queue_ms: float, now: float) -> float:
         """For how many milliseconds a request is held that would find so much to do here; 0: it should be sent."""
@@ -136,10 +150,10 @@ class WorkerLoad:
         """`draining`: it gets nothing new, whoever said so."""
         queue = self.client.queue
         running = queue.running
-        blocks = queue.free_blocks
+        pledged_blocks = 0
         for pledge in self.pledges:
             running += pledge.decodes
-            blocks -= pledge.blocks
+            pledged_blocks += pledge.blocks
         return WorkerView(
             worker_id=self.worker_id,
             role=self.role,
@@ -147,11 +161,13 @@ class WorkerLoad:
             queued_tokens=self.queued_tokens(now),
             running=running,
             kv_tokens=queue.kv_tokens,
-            free_blocks=max(0, blocks),
+            free_blocks=max(0, queue.free_blocks - pledged_blocks),
             total_blocks=queue.total_blocks,
             step=self.client.step_model,
             draining=draining or queue.draining,
             may_decode=self.open,
+            empty_blocks=max(0, queue.empty_blocks - pledged_blocks),
+            chunk_tokens=self.chunk_tokens,
         )
 
     def _included(self, pledge: Pledge, now: float) -> bool:

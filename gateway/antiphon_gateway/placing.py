@@ -125,7 +125,7 @@ class Placing:
         if load.role is WorkerRole.DECODE:
             return False
         horizon = load.horizon_ms
-        return load.queue_ms(now) <= horizon < load.client.step_model.prefill_ms(new_tokens=seen.queued_tokens)
+        return load.queue_ms(now) <= horizon < load.ms_of(seen.queued_tokens)
 
     def tokens_per_ms(self, now: float) -> float:
         """Prompt tokens that the group computes, by its workers' own step models."""
@@ -197,7 +197,7 @@ class Placing:
         if self._loads.get(prefiller.worker_id) is not prefiller or decision.decode not in self._loads:
             return 0.0
         tokens = prefiller.queued_tokens(now) + self._reserved.get(prefiller.worker_id, (0, 0))[0]
-        return prefiller.keeps_back(prefiller.client.step_model.prefill_ms(new_tokens=tokens), now)
+        return prefiller.keeps_back(prefiller.ms_of(tokens), now)
 
     def matched_tokens(self, choice: Choice) -> int:
         """Of its prompt, those that the best worker holds."""

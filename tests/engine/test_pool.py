@@ -200,3 +200,12 @@ def test_books_balance_under_random_use(seed: int) -> None:
     pool.release(retained)
     assert pool.available_blocks == 12
     assert pool.check({})[2] == 0
+
+
+def test_empty_blocks_are_those_that_nothing_must_leave() -> None:
+    pool = BlockPool(4)
+    blocks = store(pool, chain(1, 2))
+    pool.drop(blocks)
+    assert (pool.available_blocks, pool.empty_blocks) == (4, 2)
+    assert pool.allocate(3) is not None
+    assert (pool.available_blocks, pool.empty_blocks) == (1, 0)

@@ -189,6 +189,18 @@ def test_a_prefix_in_use_is_not_promised_twice() -> None:
     assert engine.scheduler.load().free_blocks == 2
 
 
+def test_what_is_promised_is_not_empty_any_more() -> None:
+    engine = driver(num_blocks=10)
+    engine.submit(prefill("a", prompt(16)))
+    engine.run()
+    engine.scheduler.cancel("a")
+    load = engine.scheduler.load()
+    assert (load.free_blocks, load.empty_blocks) == (10, 6)
+    engine.submit(prefill("b", prompt(16, 100)))
+    load = engine.scheduler.load()
+    assert (load.free_blocks, load.empty_blocks) == (6, 2)
+
+
 # -- prefix reuse
 
 
