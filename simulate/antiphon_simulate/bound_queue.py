@@ -1,9 +1,8 @@
-"""The one waiting line of the upper bound (`bound.py`), and the one cache behind it.
+"""The one waiting line of the upper bounds (`bound.py`), and the one cache behind it.
 
 Prompts wait in the order of their deadlines; those that can no longer be answered in time, even alone on the fastest
-worker, wait behind all others. Whoever is free takes the first one's next chunk. Since cache and transfers are free,
-the next chunk of a prompt may go to any worker, and what counts as computed is a property of a block, not of a request:
-two requests with the same prefix go on where either of them is.
+worker, wait behind all others. Since cache and transfers are free, any worker may go on where another one was, and what
+counts as computed is a property of a block, not of a request: two requests with the same prefix go on where either is.
 
 A block that is being computed is not computed by anybody else meanwhile: whoever needs it waits for it, and others go
 first. So no token of a shared block is ever computed twice. A prompt that is cached whole still computes its last
@@ -13,14 +12,18 @@ token, as engines do, for its logits.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from antiphon_policy.latency import StepModel
 
 from antiphon_simulate.records import Outcome, TraceRequest
 
-_CLOSE_MS = 1e-6
+CLOSE_MS = 1e-6
 """Two sums of the same steps differ by less."""
+_MOST_LOOKED_AT = 16
+"""Of the line, for a worker that cannot take everything."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +39,13 @@ class Prompt:
     blocks_done: int = 0
     """Leading blocks known to be computed."""
     has_started: bool = False
+    is_late: bool = False
+    """When it last was looked at, it could not be in time any more, or was given up."""
+    is_given_up: bool = False
+    """It is late for good."""
+
+    def __lt__(self, other: Prompt) -> bool:
+        return (self.deadline_ms, self.request.index) < (other.deadline_ms, other.request.index)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,15 +64,17 @@ class Part:
 
 
 class CentralQueue:
-    """See the module's docstring. `take`, then `done` when the step has ended (or `put_back` if it is not run)."""
+    """See the module's docstring. `take`, then `done` when the step has ended (or `put_back` if it is not run). Then
+    either `wait`, and somebody takes the rest, or `resume`."""
 
-    def __init__(self, step: StepModel, *, chunk_tokens: int, block_tokens: int) -> None:
-        self._step = step
-        """Of the fastest worker."""
-        self._chunk_tokens = chunk_tokens
+    def __init__(self, kinds: Iterable[tuple[StepModel, int]], *, block_tokens: int) -> None:
+        """`kinds`: of workers, (step, chunk tokens) of each."""
+        self._kinds = frozenset(kinds)
         self._block_tokens = block_tokens
-        self._in_time: list[tuple[float, int, Prompt]] = []
-        self._late: list[tuple[float, int, Prompt]] = []
+        self._in_time: list[Prompt] = []
+        """Sorted."""
+        self._late: list[Prompt] = []
+        """A heap."""
         self._computed: dict[int, int] = {}
         """Block -> its tokens that are computed, the first ones."""
         self._running: dict[int, list[Prompt]] = {}
@@ -74,61 +86,99 @@ class CentralQueue:
         """Somebody is in the line, or waits for a block that a step is computing."""
         return self._waiting > 0
 
+    @property
+    def has_in_time(self) -> bool:
+        """Somebody is in the line who was not late when last looked at."""
+        return bool(self._in_time)
+
     def new_prompt(self, request: TraceRequest, outcome: Outcome, deadline_ms: float) -> None:
         own_tokens = max(0, request.prompt_tokens - len(request.blocks) * self._block_tokens)
-        self._wait(Prompt(request, outcome, deadline_ms, own_tokens))
+        self.wait(Prompt(request, outcome, deadline_ms, own_tokens))
 
-    def take(self, now_ms: float, budget_tokens: int) -> Part | None:
-        """The next chunk that may run, of at most so many tokens. None: nothing waits that could."""
-        while (prompt := self._first(now_ms)) is not None:
-            blocks = prompt.request.blocks
-            if prompt.blocks_done < len(blocks) and blocks[prompt.blocks_done] in self._running:
-                self._running[blocks[prompt.blocks_done]].append(prompt)
-            else:
+    def wait(self, prompt: Prompt) -> None:
+        """Into the line."""
+        self._waiting += 1
+        prompt.is_late = prompt.is_given_up
+        if prompt.is_late:
+            heapq.heappush(self._late, prompt)
+        else:
+            insort(self._in_time, prompt)
+
+    def take(
+        self,
+        now_ms: float,
+        budget_tokens: int,
+        *,
+        fits: Callable[[Prompt], bool] | None = None,
+        late: bool = True,
+    ) -> Part | None:
+        """The next chunk that may run, of at most so many tokens, of a prompt that `fits`: of one in time, or, with
+        `late`, of a late one if there is none. None: nothing waits that could run."""
+        at = looked = 0
+        line = self._in_time
+        while at < len(line) and looked < _MOST_LOOKED_AT:
+            prompt = line[at]
+            if now_ms + self._alone_ms(prompt, self.tokens_there(prompt)) > prompt.deadline_ms + CLOSE_MS:
+                prompt.is_late = True
+                heapq.heappush(self._late, line.pop(at))
+            elif self._is_running(prompt):
+                self._wait_for_block(line.pop(at))
+            elif fits is None or fits(prompt):
                 self._waiting -= 1
-                return self._cut(prompt, budget_tokens)
+                return self._cut(line.pop(at), budget_tokens)
+            else:
+                at, looked = at + 1, looked + 1
+        while late and self._late:
+            prompt = self._late[0]
+            self.tokens_there(prompt)
+            if self._is_running(prompt):
+                self._wait_for_block(heapq.heappop(self._late))
+            elif fits is None or fits(prompt):
+                self._waiting -= 1
+                return self._cut(heapq.heappop(self._late), budget_tokens)
+            else:
+                break
         return None
+
+    def resume(self, prompt: Prompt, budget_tokens: int) -> Part | None:
+        """The next chunk of a prompt that is not in the line. None: a block that it needs is being computed."""
+        self.tokens_there(prompt)
+        return None if self._is_running(prompt) else self._cut(prompt, budget_tokens)
 
     def put_back(self, part: Part) -> None:
         """It was not run after all."""
         self._stop(part)
-        self._wait(part.prompt)
+        self.wait(part.prompt)
 
     def done(self, part: Part) -> None:
         """The step has ended: what it computed is there for all."""
         self._computed.update(part.blocks)
         part.prompt.own_tokens -= part.own_tokens
         self._stop(part)
-        if not part.is_last:
-            self._wait(part.prompt)
 
-    # -- inside
+    def give_up_dearest(self, free: Sequence[tuple[float, float]]) -> None:
+        """Where not all can be in time even if their work could be divided among the workers at will: the longest of
+        them wait among the late ones from now on, until the others can be (Moore's rule for one machine). `free`: from
+        when on each worker is, and its speed, the fastest one's being 1."""
+        taken: list[tuple[float, int, Prompt]] = []
+        counted: set[int] = set()
+        work_ms = 0.0
+        for prompt in self._in_time:
+            alone_ms = self._alone_ms(prompt, self._tokens_there_after(prompt, counted))
+            heapq.heappush(taken, (-alone_ms, prompt.request.index, prompt))
+            work_ms += alone_ms
+            if work_ms > sum(speed * max(0.0, prompt.deadline_ms - free_ms) for free_ms, speed in free):
+                less_ms, _, dearest = heapq.heappop(taken)
+                work_ms += less_ms
+                dearest.is_given_up = True
+        if any(prompt.is_given_up for prompt in self._in_time):
+            for prompt in self._in_time:
+                if prompt.is_given_up:
+                    prompt.is_late = True
+                    heapq.heappush(self._late, prompt)
+            self._in_time = [prompt for prompt in self._in_time if not prompt.is_given_up]
 
-    def _wait(self, prompt: Prompt) -> None:
-        self._waiting += 1
-        heapq.heappush(self._in_time, (prompt.deadline_ms, prompt.request.index, prompt))
-
-    def _first(self, now_ms: float) -> Prompt | None:
-        """Leaves the line."""
-        while self._in_time:
-            entry = heapq.heappop(self._in_time)
-            prompt = entry[2]
-            there = self._tokens_there(prompt)
-            alone_ms = self._step.prefill_ms(
-                new_tokens=max(1, prompt.request.prompt_tokens - there),
-                cached_tokens=min(there, prompt.request.prompt_tokens - 1),
-                chunk_tokens=self._chunk_tokens,
-            )
-            if now_ms + alone_ms <= prompt.deadline_ms + _CLOSE_MS:
-                return prompt
-            heapq.heappush(self._late, entry)
-        if not self._late:
-            return None
-        prompt = heapq.heappop(self._late)[2]
-        self._tokens_there(prompt)
-        return prompt
-
-    def _tokens_there(self, prompt: Prompt) -> int:
+    def tokens_there(self, prompt: Prompt) -> int:
         """Of the prompt, from its first token on. Brings `blocks_done` up to date."""
         blocks, computed = prompt.request.blocks, self._computed
         at = prompt.blocks_done
@@ -139,13 +189,40 @@ class CentralQueue:
             return at * self._block_tokens + computed.get(blocks[at], 0)
         return prompt.request.prompt_tokens - prompt.own_tokens
 
+    # -- inside
+
+    def _alone_ms(self, prompt: Prompt, there: int) -> float:
+        prompt_tokens = prompt.request.prompt_tokens
+        there = min(there, prompt_tokens - 1)
+        return min(
+            step.prefill_ms(new_tokens=prompt_tokens - there, cached_tokens=there, chunk_tokens=chunk_tokens)
+            for step, chunk_tokens in self._kinds
+        )
+
+    def _tokens_there_after(self, prompt: Prompt, counted: set[int]) -> int:
+        """When also the blocks in `counted` are computed, to which its own are added."""
+        there, blocks = self.tokens_there(prompt), prompt.request.blocks
+        at = prompt.blocks_done
+        while at < len(blocks) and blocks[at] in counted:
+            at += 1
+        counted.update(blocks[at:])
+        return max(there, min(at * self._block_tokens, prompt.request.prompt_tokens))
+
+    def _is_running(self, prompt: Prompt) -> bool:
+        """The next block that it needs is being computed."""
+        blocks = prompt.request.blocks
+        return prompt.blocks_done < len(blocks) and blocks[prompt.blocks_done] in self._running
+
+    def _wait_for_block(self, prompt: Prompt) -> None:
+        self._running[prompt.request.blocks[prompt.blocks_done]].append(prompt)
+
     def _size(self, request: TraceRequest, at: int) -> int:
         """Tokens of its block there: the last may be partial."""
         return min(self._block_tokens, request.prompt_tokens - at * self._block_tokens)
 
     def _cut(self, prompt: Prompt, budget_tokens: int) -> Part:
         request = prompt.request
-        start = self._tokens_there(prompt)
+        start = self.tokens_there(prompt)
         if start == request.prompt_tokens:
             return Part(prompt, 1, start, (), 0, is_last=True)
         tokens, at = 0, prompt.blocks_done
@@ -167,4 +244,4 @@ class CentralQueue:
         for block, _ in part.blocks:
             for prompt in self._running.pop(block):
                 self._waiting -= 1
-                self._wait(prompt)
+                self.wait(prompt)

@@ -1,15 +1,18 @@
-"""One schedule of the upper bound (`bound.py` says what it is and in what sense it bounds).
+"""What the schedules of the upper bounds have in common (`bound.py` says what they are and in what sense they bound).
 
-It owns the events and the workers, and decides three things: which parts of prompts a free worker's next step has, on
-which worker an answer goes on, and which answers wait.
+A schedule owns the events and the workers, and decides three things: on which worker an answer goes on, which answers
+wait, and, as `bound_chunked.py` and `bound_requests.py` say each for itself, which prompts are in a free worker's next
+step.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from antiphon_policy.route_records import WorkerRole
 
 from antiphon_simulate.bound_queue import CentralQueue, Part
 from antiphon_simulate.bound_worker import Answer, BoundWorker
@@ -18,14 +21,11 @@ from antiphon_simulate.records import ClusterShape, Ending, Outcome, Placement, 
 from antiphon_simulate.setup import check_sizes, followers_of, roles_of, slower
 from antiphon_simulate.worker import HOP_MS
 
-NAME = "bound"
 
-_LEAST_SHARE = 1 / 16
-"""Of a whole chunk: what a part beside answers has at least, unless the prompt ends with it."""
-
-
-class BoundSchedule:
+class BoundSchedule(ABC):
     """One run."""
+
+    name: str
 
     def __init__(
         self,
@@ -34,25 +34,22 @@ class BoundSchedule:
         timing: Timing,
         sla: Sla,
         *,
-        longest_ms: float,
         window_ms: float,
         block_tokens: int,
     ) -> None:
         self._requests = requests
         self._sla = sla
-        self._longest_ms = longest_ms
-        """Of a step with prompts on a worker that decodes, for the sake of answers that come meanwhile."""
         self._window_ms = window_ms
         self._events = Events()
-        self._least_tokens = math.ceil(timing.chunk_tokens * _LEAST_SHARE)
         check_sizes(requests, shape, block_tokens)
         self._followers = followers_of(requests)
+        self._to_come = len(requests)
         workers = [
             BoundWorker(
                 worker_id,
                 role,
                 slower(timing.step, shape.slow.get(worker_id, 1.0)),
-                chunk_tokens=timing.chunk_tokens,
+                chunk_tokens=self.chunk_tokens(role, timing),
                 max_running=shape.max_running,
             )
             for worker_id, role in roles_of(shape).items()
@@ -61,8 +58,10 @@ class BoundSchedule:
         self._rank = {worker: (worker.decodes, shape.slow.get(worker.worker_id, 1.0)) for worker in workers}
         self._workers = sorted(workers, key=self._rank.__getitem__)
         self._decoders = [worker for worker in self._workers if worker.decodes]
-        fastest = slower(timing.step, min(shape.slow.get(worker.worker_id, 1.0) for worker in workers))
-        self._queue = CentralQueue(fastest, chunk_tokens=timing.chunk_tokens, block_tokens=block_tokens)
+        self._queue = CentralQueue(
+            {(worker.step, worker.chunk_tokens) for worker in workers if self._may_prefill(worker)},
+            block_tokens=block_tokens,
+        )
         self._held: list[tuple[float, int, Answer]] = []
         """Answers that wait, by when they must begin."""
         self._late: list[tuple[float, int, Answer]] = []
@@ -72,6 +71,28 @@ class BoundSchedule:
         self._busy_ms: dict[str, defaultdict[int, float]] = {
             worker.worker_id: defaultdict(float) for worker in self._workers
         }
+
+    @staticmethod
+    @abstractmethod
+    def chunk_tokens(role: WorkerRole, timing: Timing) -> int:
+        """The most prompt tokens in one step of such a worker."""
+
+    @abstractmethod
+    def _share_out(self, free: Sequence[BoundWorker], now_ms: float) -> Mapping[BoundWorker, Sequence[Part]]:
+        """The prompts in the next step of each of these workers, in the order in which they are asked; one that is not
+        in it only decodes."""
+
+    @abstractmethod
+    def _part_done(self, worker: BoundWorker, part: Part) -> None:
+        """A part of a prompt that goes on after it."""
+
+    def _may_prefill(self, worker: BoundWorker) -> bool:
+        """Whether prompts ever run there."""
+        return True
+
+    def _wants_step(self, worker: BoundWorker) -> bool:
+        """Whether one that only decodes might have a prompt in its next step."""
+        return self._queue.is_waiting
 
     def run(self, until_ms: float | None) -> RunResult:
         for request in self._requests:
@@ -89,6 +110,7 @@ class BoundSchedule:
         now_ms = self._events.now_ms
         outcome = Outcome(request, now_ms)
         self._outcomes.append(outcome)
+        self._to_come -= 1
         deadline_ms = now_ms + self._sla.ttft_limit_ms(request.prompt_tokens) - HOP_MS
         self._queue.new_prompt(request, outcome, deadline_ms)
         self._begin_runs()
@@ -109,51 +131,9 @@ class BoundSchedule:
                     part.prompt.outcome.placed_ms = now_ms
             if worker.begin(now_ms, its) is not None:
                 self._plan_end(worker)
-        if self._queue.is_waiting:
-            for worker in self._decoders:
+        for worker in self._decoders:
+            if self._wants_step(worker):
                 self._interrupt(worker)
-
-    def _share_out(self, free: Sequence[BoundWorker], now_ms: float) -> dict[BoundWorker, list[Part]]:
-        """One prompt for each free worker; where prompts are left then, steps are filled up."""
-        limits = {worker: self._longest_step_ms(worker, now_ms) for worker in free}
-        parts = {worker: [part] for worker in free if (part := self._take(worker, limits[worker], now_ms)) is not None}
-        for worker, its in parts.items():
-            left = worker.budget_tokens() - its[0].tokens
-            while left > 0 and (part := self._queue.take(now_ms, left)) is not None:
-                step_ms = worker.mixed_step_ms([*its, part])
-                if step_ms > limits[worker] or self._makes_late(worker, its, now_ms, step_ms):
-                    self._queue.put_back(part)
-                    break
-                its.append(part)
-                left -= part.tokens
-        return parts
-
-    def _longest_step_ms(self, worker: BoundWorker, now_ms: float) -> float:
-        """With prompts in it. One that decodes breaks no promise that it keeps without them."""
-        if not worker.decodes:
-            return math.inf
-        return min(self._longest_ms, worker.mixed_step_ms(()) + worker.spare_ms(now_ms))
-
-    def _take(self, worker: BoundWorker, longest_ms: float, now_ms: float) -> Part | None:
-        """The next part for a worker. Not a small part beside answers: a prompt that crawls here would be done sooner
-        elsewhere."""
-        part = self._queue.take(now_ms, worker.budget_tokens())
-        if part is None or (step_ms := worker.mixed_step_ms([part])) <= longest_ms:
-            return part
-        self._queue.put_back(part)
-        per_token_ms = worker.step.per_new_token_ms + worker.step.per_token_context_ms * part.end_tokens
-        tokens = part.tokens - math.ceil((step_ms - longest_ms) / per_token_ms) if per_token_ms > 0.0 else 0
-        if tokens < self._least_tokens:
-            if worker.has_answers:
-                return None
-            tokens = self._least_tokens
-        return self._queue.take(now_ms, tokens)
-
-    @staticmethod
-    def _makes_late(worker: BoundWorker, parts: Sequence[Part], now_ms: float, step_ms: float) -> bool:
-        """Whether a prompt that is complete in time after a step with these parts is not after one of `step_ms`."""
-        before_ms, after_ms = now_ms + worker.mixed_step_ms(parts), now_ms + step_ms
-        return any(part.is_last and before_ms <= part.prompt.deadline_ms < after_ms for part in parts)
 
     # -- runs
 
@@ -181,6 +161,8 @@ class BoundSchedule:
             if part.is_last:
                 self._prefilled_on[part.prompt.request.index] = worker.worker_id
                 self._first_token(part.prompt.outcome)
+            else:
+                self._part_done(worker, part)
         self._start_answers()
         self._begin_runs()
 
@@ -245,7 +227,7 @@ class BoundSchedule:
         windows = max((at + 1 for busy in self._busy_ms.values() for at in busy), default=0)
         arrivals = [outcome.arrived_ms for outcome in self._outcomes]
         return RunResult(
-            policy=NAME,
+            policy=self.name,
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.request.index)),
             busy_ms={
                 worker_id: tuple(busy.get(at, 0.0) for at in range(windows))

@@ -57,7 +57,11 @@ class BoundWorker:
         self.run: Run | None = None
         self.busy_ms = 0.0
         """Kept by its owner."""
-        self._chunk_tokens = chunk_tokens
+        self.prompts_ms = 0.0
+        """What prompts that stay here will still add to its steps. Kept by its owner, if prompts do stay."""
+        self.longest_prompt_step_ms = 0.0
+        """What they will add to one step at most."""
+        self.chunk_tokens = chunk_tokens
         self._max_running = max_running
         self._batch: DecodeBatch[Answer] = DecodeBatch(step)
         self._answers: dict[Answer, None] = {}
@@ -80,7 +84,7 @@ class BoundWorker:
         begin_ms, steps = self._next_boundary(now_ms)
         first_ms, growth_ms = self._steps_with(answer, steps)
         left = answer.output_tokens - 1
-        return begin_ms + left * first_ms + growth_ms * left * (left - 1) / 2
+        return begin_ms + self._delay_ms(left) + left * first_ms + growth_ms * left * (left - 1) / 2
 
     def add(self, answer: Answer, now_ms: float) -> None:
         """It decodes from the next step on. A run of steps that only decode is cut at its next boundary."""
@@ -97,8 +101,9 @@ class BoundWorker:
         others = [(one.last_step - self._steps - steps, one.promised_ms) for one in self._answers]
         others += [(one.output_tokens - 1, one.promised_ms) for one in self._joining]
         for left, promised_ms in others:
-            late = begin_ms + left * first_ms + growth_ms * left * (left - 1) / 2 > promised_ms + _CLOSE_MS
-            if late and begin_ms + left * before_ms <= promised_ms + _CLOSE_MS:
+            ends_ms = begin_ms + self._delay_ms(left) + left * before_ms
+            added_ms = left * (first_ms - before_ms) + growth_ms * left * (left - 1) / 2
+            if ends_ms <= promised_ms + _CLOSE_MS < ends_ms + added_ms:
                 return False
         return True
 
@@ -107,7 +112,7 @@ class BoundWorker:
     def budget_tokens(self) -> int:
         """Prompt tokens that fit into its next step."""
         self._let_join()
-        return self._chunk_tokens - len(self._batch)
+        return self.chunk_tokens - len(self._batch)
 
     def spare_ms(self, now_ms: float) -> float:
         """How much longer its next step may be with no promise broken to those who decode here."""
@@ -120,6 +125,20 @@ class BoundWorker:
             if ends_ms <= one.promised_ms:
                 spare_ms = min(spare_ms, one.promised_ms - ends_ms)
         return spare_ms
+
+    def keeps_promises_beside(self, adds_ms: float, adds_to_step_ms: float, now_ms: float) -> bool:
+        """Whether all of those who decode here and would be in time still are with a prompt that stays here and adds
+        so much to the steps to come, and to one of them at most."""
+        self._let_join()
+        first_ms, growth_ms = self._batch.steps_ms(1), self._per_context_ms * len(self._batch)
+        of_step_ms = max(adds_to_step_ms, self.longest_prompt_step_ms)
+        for one in self._answers:
+            left = one.last_step - self._steps
+            ends_ms = now_ms + left * first_ms + growth_ms * left * (left - 1) / 2
+            before_ms, after_ms = self._delay_ms(left), min(self.prompts_ms + adds_ms, left * of_step_ms)
+            if ends_ms + before_ms <= one.promised_ms < ends_ms + after_ms:
+                return False
+        return True
 
     def mixed_step_ms(self, parts: Sequence[Part]) -> float:
         """One step with these parts, and one token for each answer in the batch."""
@@ -185,6 +204,10 @@ class BoundWorker:
             return run.end_ms, run.decode_steps
         steps = max(1, self._batch.steps_begun(now_ms - run.start_ms))
         return run.start_ms + self._batch.steps_ms(steps), steps
+
+    def _delay_ms(self, steps: int) -> float:
+        """How much longer the next steps are for the prompts that stay here."""
+        return min(self.prompts_ms, steps * self.longest_prompt_step_ms)
 
     def _answer_ms(self, answer: Answer) -> float:
         """What one more answer adds to its first step."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from antiphon_simulate.bound import UpperBound
+from antiphon_simulate.bound import ChunkedUpperBound, UpperBound
 from antiphon_simulate.policies.cache_aware import CacheAwareBalancePolicy, CacheAwarePolicy
 from antiphon_simulate.policies.dynamo_cost import DynamoCostPolicy, DynamoCreditPolicy
 from antiphon_simulate.policies.least_queued import LeastQueuedPolicy
@@ -66,11 +66,12 @@ _ENTRIES: Mapping[str, _Entry] = {
     ),
     "lmetric": _Entry("LMetric: new prefill tokens x batch size", LMetricPolicy),
     "llm_d": _tuned(LlmDPolicy, "weight of the prefix score", "llm-d: weighted sum of prefix, queue and memory scores"),
+    "bound_chunked": _Entry("a looser upper bound, in which also the engines obey, chunk by chunk", ChunkedUpperBound),
     "bound": _Entry("the upper bound: one central queue, one shared cache, free transfers", UpperBound),
 }
 
 NAMES: tuple[str, ...] = tuple(_ENTRIES)
-"""Antiphon first, the bound last."""
+"""Antiphon first, the bounds last."""
 
 
 def make(name: str, setting: float | None = None) -> Policy | Schedule:
