@@ -24,6 +24,7 @@ from antiphon_policy.routing import WorkerRole
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway.catalogue import Catalogue
+from antiphon_gateway.equals import EqualWorkers
 from antiphon_gateway.groups import Group
 from antiphon_gateway.models import Model, ModelRegistry
 from antiphon_gateway.options import GatewayOptions
@@ -54,6 +55,7 @@ class Fleet:
         self.models = models
         self.catalogue = Catalogue()
         self.listener: FleetListener | None = None
+        self._equals = EqualWorkers()
         self._gateway_id = gateway_id
         self._timing = Timing(options.heartbeat_ms, options.lost_after_ms)
         self._static = tuple(options.worker)
@@ -232,6 +234,7 @@ class Fleet:
         self._add(client, attachment.worker_id)
 
     def detached(self, client: WorkerClient, why: str) -> None:
+        self._equals.forget(client)
         attachment = client.attachment
         if attachment is not None and self._live.get(attachment.worker_id) is client:
             self._drop(attachment.worker_id, client)
@@ -247,10 +250,12 @@ class Fleet:
             self._retire(client.address)
 
     def load_changed(self, client: WorkerClient) -> None:
+        self._equals.heard(client)
         if self.listener is not None:
             self.listener.worker_load_changed(client)
 
     def _add(self, client: WorkerClient, worker_id: str) -> None:
+        self._equals.heard(client)
         self._live[worker_id] = client
         if client.attachment is not None:
             group = client.attachment.group

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+from antiphon_policy.equals import Fitted
 from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import WorkerRole
 from antiphon_proto import worker_pb2 as pb
@@ -98,6 +99,8 @@ class Attachment:
     role: WorkerRole
     group: Group
     """Whom it may work with."""
+    hardware: str = ""
+    """What its steps are computed by: workers that say the same are equally fast. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,10 @@ class WorkerClient:
         self.attachment: Attachment | None = None
         self.queue = pb.QueueState()
         """As the worker last said."""
-        self.step_model = StepModel()
+        self.fitted = Fitted(StepModel())
+        """What the worker has learnt of its own steps."""
+        self.step_model = self.fitted.model
+        """What it is priced by (`equals`)."""
         self.tried = False
         """Whether the worker was attached to, or could not be, at least once."""
         self._gateway_id = gateway_id
@@ -221,12 +227,14 @@ class WorkerClient:
 
     async def _converse(self, stream: GrpcStream, welcome: pb.Welcome, model: str, early: list[bytes]) -> None:
         """`early`: what came since the welcome."""
+        self.fitted = Fitted(StepModel())
         self._take_queue(welcome.queue)
         self.attachment = Attachment(
             worker_id=welcome.worker_id,
             incarnation=welcome.incarnation,
             role=_ROLES[welcome.role],
             group=Group(model, welcome.revision, welcome.card_digest),
+            hardware=welcome.hardware,
         )
         log.info("attached to worker %s (%s) at %s", welcome.worker_id, self.attachment.role.value, self.address)
         self.tried = True
@@ -327,14 +335,19 @@ class WorkerClient:
     def _take_queue(self, queue: pb.QueueState) -> None:
         self.queue = queue
         if queue.HasField("step_model"):
-            model = queue.step_model
-            self.step_model = StepModel(
-                base_ms=model.base_ms,
-                per_new_token_ms=model.per_new_token_ms,
-                per_token_context_ms=model.per_token_context_ms,
-                per_sequence_ms=model.per_sequence_ms,
-                per_kv_token_ms=model.per_kv_token_ms,
+            said = queue.step_model
+            # Twice a second at most there is something new in it. A worker that says no samples may say anything.
+            if said.samples and said.samples == self.fitted.samples:
+                return
+            model = StepModel(
+                base_ms=said.base_ms,
+                per_new_token_ms=said.per_new_token_ms,
+                per_token_context_ms=said.per_token_context_ms,
+                per_sequence_ms=said.per_sequence_ms,
+                per_kv_token_ms=said.per_kv_token_ms,
             )
+            self.fitted = Fitted(model, said.samples, said.relative_error)
+            self.step_model = model
 
 
 def _ignore(message: bytes) -> None:
