@@ -89,12 +89,12 @@ class Limits:
         return (*lengths, self.prompt_tokens) if self.prompt_tokens > 0 else ()
 
     def with_context(self, computed_tokens: int) -> tuple[Probe, ...]:
-        """Steps that have context before them, where so many tokens of it have been computed."""
+        """Decodes, and a chunk, behind the full blocks of so many computed tokens. Without any, decodes at the start of
+        a sequence: they cost about what short ones do."""
         context_tokens = computed_tokens // self.block_tokens * self.block_tokens
-        if not context_tokens:
-            return ()
-        probes = [Probe(self.chunk_tokens, context_tokens)] if self.chunk_tokens > 1 else []
-        probes += [Probe(1, context_tokens, count) for count in DECODE_BATCHES if count <= self.decodes]
+        probes = [Probe(1, context_tokens, count) for count in DECODE_BATCHES if count <= self.decodes]
+        if self.chunk_tokens > 1 and context_tokens:
+            probes.append(Probe(self.chunk_tokens, context_tokens))
         if self.decodes and context_tokens > self.block_tokens:
             probes.append(Probe(1, self.block_tokens))
         return tuple(probes)

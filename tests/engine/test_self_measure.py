@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from antiphon_engine import BlockEngine, SchedulerConfig, SequenceStep, StepSample
@@ -51,7 +51,7 @@ def test_prompts_a_chunk_with_context_and_decode_batches_are_timed() -> None:
     machine = Machine(ms_per_token=0.01)
     samples = measured(machine, limits())
     prompts = [(16, 1, 16), (64, 1, 64), (256, 1, 256), (512, 1, 512)]
-    with_context = [(64, 1, 576), (1, 1, 513), (4, 4, 4 * 513), (16, 16, 16 * 513), (1, 1, 5)]
+    with_context = [(1, 1, 513), (4, 4, 4 * 513), (16, 16, 16 * 513), (64, 1, 576), (1, 1, 5)]
     assert shapes(samples) == prompts + with_context
     assert samples[0].duration_ms == pytest.approx(1.16)
     assert len(machine.steps) == len(samples) + 1, "one step goes first that is not timed"
@@ -82,6 +82,13 @@ def test_steps_stay_inside_a_small_pool_and_what_the_scheduler_allows(free_block
         for part in step:
             assert set(part.blocks) <= set(range(free_blocks))
             assert len(part.blocks) * 4 >= part.start + len(part.tokens)
+
+
+def test_decodes_are_measured_also_where_there_is_time_for_less_than_a_block_of_context() -> None:
+    machine = Machine(ms_per_token=3.0)
+    info = replace(timed_executor(1, max_context_tokens=8192).info, block_tokens=64)
+    samples = measured(machine, Limits.of(SchedulerConfig(), info, 100), budget_ms=200.0)
+    assert shapes(samples) == [(16, 1, 16), (1, 1, 1), (4, 4, 4), (16, 16, 16)]
 
 
 def test_no_sequence_writes_where_another_one_reads_or_writes() -> None:

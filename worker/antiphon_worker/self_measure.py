@@ -19,8 +19,8 @@ from antiphon_worker.options import WorkerOptions
 
 log = logging.getLogger("antiphon.worker")
 
-BUDGET_MS = 500.0
-"""For the steps: enough for all of them where a prompt of 512 tokens takes less than half of it."""
+BUDGET_MS = 1000.0
+"""For the steps: enough for all of them where a prompt of 512 tokens takes less than 400 ms."""
 
 DEADLINE_S = 30.0
 """For a step that hangs, or takes that long: then the worker starts with the prior."""
