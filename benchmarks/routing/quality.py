@@ -115,8 +115,8 @@ def _next(bench: Bench, one: Series, at: int, reach: Reach, running: dict[Future
 
 
 def find_reach(bench: Bench) -> Reach:
-    """The rate scale up to which the looser bound keeps the promises (seed 0), within a tenth, for each trace and number of
-    workers."""
+    """The rate scale up to which the looser bound keeps the promises (seed 0), within a tenth, for each trace and
+    number of workers."""
     cases = [(trace, workers) for trace, found_on in REACH_FOUND.items() for workers in found_on]
     searches = {case: GoodputSearch(GUESS[case[0]], tolerance=0.1) for case in cases}
     for case, points in _reached(bench).items():
