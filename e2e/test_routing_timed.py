@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
+from antiphon_gateway.explain_document import Attempt, Explanation
 
 from tests.support.chat_load import ChatLoad, Totals
 from tests.support.chats import Chat, read_mtbench, read_taskmaster, with_system_prompts
@@ -33,9 +35,11 @@ READING_S = 0.1
 
 AVOIDABLE = 0.5
 """Of what round robin computes beside what an unlimited shared cache would have to, so much is allowed to remain.
-Seen: 0.19 to 0.24, all of it from chats of one group that begin together, before the first has left anything."""
-GATEWAYS_ERROR = 0.05
-"""Two gateways have at most so much less of the prompt tokens cached than one has. Seen: 0.00 to 0.02."""
+Seen: 0.13 to 0.24, all of it from chats of one group that begin together, before the first has left anything."""
+GATEWAYS_ERROR = 0.08
+"""Two gateways have at most so much less of the prompt tokens cached than one has. Seen: 0.00 to 0.04. Of the 16 chats
+that begin together with 6 system prompts, one gateway may let 10 wait for their siblings: that would be 0.07."""
+MUCH_TOKENS = 1000
 MAX_OVER_MEAN = 3.0
 """Prompt tokens computed by the busiest prefill worker over the mean. Seen: 1.1 to 2.0; all on one would be 8."""
 
@@ -103,31 +107,32 @@ def ended(tasks: list[asyncio.Task[httpx.Response]]) -> Iterator[None]:
 async def test_a_gateway_sees_what_another_one_gave_to_the_workers(house: RoutingHouse) -> None:
     """From the queue state in what the workers say: gateways do not speak with each other."""
     giving, looking = house.by_cost(2)
-    prompts = [prompt_of(40_000, seed=900 + number) for number in range(5)]
+    prompts = [prompt_of(60_000, seed=900 + number) for number in range(5)]
     with ended([asyncio.create_task(giving.complete(house.model.name, prompt)) for prompt in prompts]):
-        busy: set[str] = set()
         async with asyncio.timeout(10):
-            while len(busy) < len(prompts):
-                statuses = await asyncio.gather(*(worker.status() for worker in house.workers))
-                busy = {
-                    worker.worker_id
-                    for worker, status in zip(house.workers, statuses, strict=True)
-                    if status["waiting_tokens"] > 1000
-                }
-        # Each worker says so to the other gateway with its next heartbeat.
-        await asyncio.sleep(0.7)
-        answers = [await looking.complete(house.model.name, prompt_of(500, seed=number)) for number in range(20)]
-        chosen = {
-            name
-            for answer in answers
-            for part in answer.headers["x-antiphon-route"].split(";")
-            for kind, _, name in [part.partition("=")]
-            if kind in ("decode", "prefill")
-        }
-        still = {worker.worker_id for worker in house.workers if (await worker.status())["waiting_tokens"] > 0}
-        assert still >= busy, "the prompts were computed too fast for this test"
-    assert all(answer.status_code == 200 for answer in answers)
-    assert not chosen & busy
+            while len(busy := await busy_workers(house)) < len(prompts):  # noqa: ASYNC110 - they are other processes
+                await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            while True:
+                answer = await looking.complete(house.model.name, prompt_of(300))
+                attempt = await explained(looking, answer)
+                known = {view.worker_id for view in attempt.inputs.workers if view.queued_tokens > MUCH_TOKENS}
+                if known >= busy:
+                    break
+    assert attempt.decision.decode not in busy
+    assert attempt.decision.prefill not in busy
+
+
+async def busy_workers(house: RoutingHouse) -> set[str]:
+    statuses = await asyncio.gather(*(worker.status() for worker in house.workers))
+    return {status["worker_id"] for status in statuses if status["waiting_tokens"] > MUCH_TOKENS}
+
+
+async def explained(gateway: GatewayProcess, answer: httpx.Response) -> Attempt:
+    assert answer.status_code == 200, answer.text
+    page = await gateway.get(f"/v1/antiphon/explain/{answer.headers['x-request-id']}")
+    ((attempt,),) = [choice.attempts for choice in msgspec.convert(page, Explanation).choices]
+    return attempt
 
 
 async def test_a_gateway_works_alone_when_the_other_one_is_killed(house: RoutingHouse) -> None:
