@@ -193,7 +193,9 @@ async def measure(suite: str, rounds: int, setting: Setting, folder: Path) -> tu
                     try:
                         sample = await client.run(target, case)
                     except RuntimeError as error:
-                        raise RuntimeError(f"{case.label} on {target.name}: {own.log_of('client')}") from error
+                        raise RuntimeError(
+                            f"{case.label} on {target.name}: {own.log_of('client')}{own.log_of(target.name)}"
+                        ) from error
                     if number >= 0:
                         measured[case.label][target.name].append(sample)
             for target in targets:

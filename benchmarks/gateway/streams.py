@@ -58,7 +58,9 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="gateway-streams-") as folder:
         async with stage(Path(folder)) as own:
             mocks = await start_mocks(own, "mock_worker", "--step-ms", str(options.step_ms))
-            target = await start_gateway(own, "antiphon", mocks, "--queue-size", str(options.streams))
+            target = await start_gateway(
+                own, "antiphon", mocks, "--queue-size", str(options.streams), "--queue-timeout-s", "100"
+            )
             client = Client(await own.run("client", sys.executable, "-m", "benchmarks.gateway.load", talks=True))
             waves = []
             for number in range(options.waves):

@@ -35,8 +35,9 @@ class HttpServer:
         self.connections: set[Connection] = set()
         self.started = False
         self.ending = False
-        self.now_s = time.monotonic()
+        self.now_s = 0.0
         self.date_line = b""
+        self._tick()
         self._handler = handler
         self._last_words_s = last_words_s
         self._tasks: set[asyncio.Task[None]] = set()
@@ -46,7 +47,6 @@ class HttpServer:
     async def serve(self, sockets: Sequence[socket]) -> None:
         """Serve what comes on these listening sockets until `stop` is called."""
         self._loop = asyncio.get_running_loop()
-        self._tick()
         ticking = asyncio.create_task(self._keep_time(), name="http clock")
         servers = [await self._loop.create_server(self._connect, sock=own, backlog=BACKLOG) for own in sockets]
         self.started = True
