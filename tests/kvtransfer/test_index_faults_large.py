@@ -20,7 +20,7 @@ from antiphon_kvtransfer.keys import MODELS_KEY
 from antiphon_kvtransfer.mirror import BlockMirror, Position
 from antiphon_kvtransfer.records import encode_record
 
-from tests.support.index_scene import KEYS, Scene
+from tests.support.index_scene import KEYS, START_DEADLINE_S, Scene
 from tests.support.membership import FakeEngine, announcing, block, record, until
 from tests.support.valkey import Valkey
 
@@ -111,14 +111,14 @@ async def mirroring(server: Valkey, look_ms: int = 100) -> Any:
 
 
 async def test_a_set_that_changes_while_it_is_read(loaded: list[tuple[Position, frozenset[BlockHash]]]) -> None:
-    """Forty pages, and some change between any two of them: with the deltas in between the result is exact."""
-    async with Scene(blocks=2000) as scene:
+    """A dozen pages, and some change between any two of them: with the deltas in between the result is exact."""
+    async with Scene(blocks=600) as scene:
         engine = scene.engines["w0"]
         for _ in range(4):
             await scene.kill_gateway()
             await scene.start_gateway()
             await scene.until_changed(1)
-            await scene.until_true()
+            await scene.until_true(START_DEADLINE_S)
         torn = [position for position, hashes in loaded if hashes != engine.held_at.get(position.sequence)]
         assert torn, "no set changed while it was read, so nothing was shown"
 

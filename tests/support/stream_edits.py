@@ -15,6 +15,7 @@ Edit = Callable[[Any, str, list[Entry]], None]
 _LEFT_ALONE = 2
 """A request that waited at the server when it was held is answered with the first event after that."""
 _EDITED = 4
+_DEADLINE_S = 30.0
 
 
 async def edit_unread_events(readers: TcpProxy, client: Any, stream: str, edit: Edit) -> None:
@@ -29,7 +30,7 @@ async def edit_unread_events(readers: TcpProxy, client: Any, stream: str, edit: 
                 by_worker.setdefault(entry[1][b"worker"], []).append(entry)
         return max(by_worker.values(), key=len, default=[])
 
-    await until(lambda: len(unread()) > _LEFT_ALONE + _EDITED)
+    await until(lambda: len(unread()) > _LEFT_ALONE + _EDITED, deadline_s=_DEADLINE_S)
     edit(client, stream, unread()[_LEFT_ALONE : _LEFT_ALONE + _EDITED])
     readers.release()
 
