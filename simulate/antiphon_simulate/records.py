@@ -34,7 +34,7 @@ class TraceRequest:
 @dataclass(frozen=True, slots=True)
 class Sla:
     """A promise for each request. A TTFT target that grows with the prompt, since no number of workers makes one long
-    prompt faster."""
+    prompt faster. `math.inf` for both limits: nothing is promised."""
 
     ttft_ms: float = 1000.0
     ttft_ms_per_1k_prompt_tokens: float = 150.0

@@ -6,6 +6,7 @@ is like (tokens to compute, lengths of answers, evicted blocks that are asked fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -78,14 +79,15 @@ class AntiphonPolicy:
     def arrived(self, arrival: Arrival) -> None:
         request = arrival.request
         limit_ms = self.cluster.sla.ttft_limit_ms(request.prompt_tokens)
-        self._promised_ms += MEMORY * (limit_ms - self._promised_ms)
+        if limit_ms < math.inf:
+            self._promised_ms += MEMORY * (limit_ms - self._promised_ms)
         self._arrivals[request.index] = arrival
         self._line.add(
             Entry(
                 key=request.index,
                 arrived_ms=arrival.arrived_ms,
                 uncached_tokens=request.prompt_tokens,
-                due_ms=arrival.arrived_ms + limit_ms,
+                due_ms=_promise(arrival.arrived_ms + limit_ms),
             )
         )
 
@@ -158,7 +160,7 @@ class AntiphonPolicy:
             output_tokens=self._output,
             short_output_tokens=self._short_output,
             waiting_tokens=self._line.waiting_tokens / len(self._prefillers),
-            ttft_limit_ms=self._promised_ms,
+            ttft_limit_ms=_promise(self._promised_ms),
             evicted_reuse=self._asked_again / self._stored,
         )
         asked = RouteRequest(
@@ -166,8 +168,8 @@ class AntiphonPolicy:
             block_tokens=self.cluster.block_tokens,
             block_bytes=self.cluster.timing.block_bytes,
             max_tokens=UNKNOWN_LENGTH_TOKENS,
-            ttft_limit_ms=sla.ttft_limit_ms(request.prompt_tokens) - (now_ms - arrival.arrived_ms),
-            tpot_limit_ms=sla.tpot_ms,
+            ttft_limit_ms=_promise(sla.ttft_limit_ms(request.prompt_tokens) - (now_ms - arrival.arrived_ms)),
+            tpot_limit_ms=_promise(sla.tpot_ms),
         )
         return self.table.choose(asked, self.cluster.leading_blocks(request), arrival.draw)
 
@@ -222,3 +224,8 @@ class AntiphonPolicy:
     def _chunk_tokens(self, worker: WorkerState) -> int:
         timing = self.cluster.timing
         return timing.chunk_tokens if worker.role is WorkerRole.PREFILL else timing.mixed_chunk_tokens
+
+
+def _promise(limit_ms: float) -> float | None:
+    """An endless limit is no promise: gateways without an SLA route without one."""
+    return None if limit_ms == math.inf else limit_ms
