@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from antiphon_policy.narrowing import FALLBACKS
 from antiphon_policy.routing import NoWorker, NoWorkerReason, RouteDecision, RouteReason, RouteRequest, WorkerRole
-from antiphon_policy.worker_table import FALLBACKS, WorkerTable
+from antiphon_policy.worker_table import WorkerTable
 
 
 class RoundRobin:
