@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
+from antiphon_policy.routing import WorkerRole
 from antiphon_simulate.cluster import simulate
 from antiphon_simulate.policies import registry
-from antiphon_simulate.records import ClusterShape, Sla, Timing
+from antiphon_simulate.policies.immediate import ImmediatePolicy
+from antiphon_simulate.records import Arrival, ClusterShape, Placement, Sla, Timing
 
 from benchmarks.simulator.house import House
 from benchmarks.simulator.workload import BLOCK_TOKENS, Request, as_trace
@@ -92,9 +94,34 @@ async def _ask(client: httpx.AsyncClient, house: House, request: Request, due: f
     )
 
 
-def simulate_all(requests: Sequence[Request], gap_ms: float, shape: ClusterShape, timing: Timing) -> list[Answer]:
-    """The same by Antiphon's own policy, without promises, as the house has none."""
-    trace, policy = as_trace(requests, gap_ms), registry.make("antiphon")
+class _AsMeasured(ImmediatePolicy):
+    """Computes prompts where the real house did."""
+
+    name = "as measured"
+
+    def __init__(self, remote: Sequence[bool]) -> None:
+        super().__init__()
+        self._remote = remote
+
+    def place(self, arrival: Arrival, now_ms: float) -> Placement:
+        workers = {worker.role: worker.worker_id for worker in self.cluster.workers}
+        remote = self._remote[arrival.request.index]
+        decode = workers.get(WorkerRole.DECODE) or workers[WorkerRole.BOTH]
+        return Placement(decode, workers[WorkerRole.PREFILL] if remote else None)
+
+
+def simulate_all(
+    requests: Sequence[Request],
+    gap_ms: float,
+    shape: ClusterShape,
+    timing: Timing,
+    *,
+    remote: Sequence[bool] | None = None,
+) -> list[Answer]:
+    """The same by Antiphon's own policy, without promises, as the house has none; or, where it is given which prompts
+    were computed remotely, placed like that."""
+    trace = as_trace(requests, gap_ms)
+    policy = registry.make("antiphon") if remote is None else _AsMeasured(remote)
     result = simulate(trace, shape, timing, policy, _NO_PROMISE, seed=0, block_tokens=BLOCK_TOKENS)
     answers = []
     for outcome in sorted(result.outcomes, key=lambda outcome: outcome.request.index):
