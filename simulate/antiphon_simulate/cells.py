@@ -41,6 +41,7 @@ class Plan:
     shape: ClusterShape
     timing: Timing
     sla: Sla
+    gateways: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def run_cell(plan: Plan, cell: Cell) -> CellResult:
         registry.make(cell.variant.policy, cell.variant.setting),
         plan.sla,
         seed=cell.seed,
+        gateways=plan.gateways,
         until_ms=None if cell.to_the_end else _all_late_ms(plan, workload),
     )
     return CellResult(

@@ -1,26 +1,26 @@
 """The simulated cluster: requests arrive, the policy places them, workers compute, the gateway hears of it later.
 
-`simulate` is the way in. The cluster owns the events, the workers, the index and what the gateway knows; the policy
-sees of it what `ClusterView` says and nothing else. Two things happen late, as they do in reality: the index hears of
+`simulate` is the way in. The cluster owns the events, the workers, the index and the gateways; a policy sees what its
+gateway knows (`ClusterView`) and nothing else. Two things happen late, as they do in reality: the index hears of
 blocks `index_delay_ms` after they were stored or removed, and the gateway of a worker's load `report_delay_ms` after
 the step that changed it.
 """
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from antiphon_policy.routing import WorkerRole
 
 from antiphon_simulate.events import Events
-from antiphon_simulate.gateway_book import Figures, WorkerBook
+from antiphon_simulate.gateway import Gateway, PlacementError
 from antiphon_simulate.index import Index
 from antiphon_simulate.job import Job
 from antiphon_simulate.records import (
-    Arrival,
     ClusterShape,
     Ending,
     Outcome,
@@ -53,10 +53,6 @@ BLOCK_TOKENS = 512
 """Of the traces, where their files say nothing else."""
 
 
-class PlacementError(ValueError):
-    """A policy named a worker that cannot do it, or a request that does not wait."""
-
-
 class StalledError(RuntimeError):
     """Nothing runs, but the policy keeps requests back."""
 
@@ -81,11 +77,14 @@ def simulate(
     until_ms: float | None = None,
     progress: Callable[[int, int], None] | None = None,
     block_tokens: int = BLOCK_TOKENS,
+    gateways: int = 1,
 ) -> RunResult:
     """One policy on one workload; the same arguments give the same result.
 
     `seed`: of the draws that policies get. `until_ms`: the run is cut then, and what has not ended is UNFINISHED;
     requests that have not arrived by then have no outcome. `progress(ended, requests)`: called now and then.
+    `gateways`: each request comes to one of so many at random, and each of them has a copy of the policy and knows what
+    it has routed itself and what workers report. (A `Schedule` has none.)
     Raises WorkloadError, PlacementError, StalledError.
     """
     if isinstance(policy, Schedule):
@@ -103,12 +102,13 @@ def simulate(
         window_ms=window_ms,
         progress=progress,
         block_tokens=block_tokens,
+        gateways=gateways,
     )
     return cluster.run(until_ms)
 
 
 class Cluster:
-    """One run. To its policy it is the `ClusterView`, to its workers the `Observer`."""
+    """One run. To its workers it is the `Observer`."""
 
     def __init__(
         self,
@@ -123,21 +123,20 @@ class Cluster:
         window_ms: float = 60_000.0,
         progress: Callable[[int, int], None] | None = None,
         block_tokens: int = BLOCK_TOKENS,
+        gateways: int = 1,
     ) -> None:
-        self.timing = timing
-        self.sla = sla
-        self.block_tokens = block_tokens
+        self._sla = sla
+        self._block_tokens = block_tokens
         self._requests = requests
-        self._policy = policy
         self._draws = random.Random(seed)
+        self._entries = random.Random(f"{seed} gateways")
         self._delays = delays
         self._window_ms = window_ms
         self._progress = progress
         self._events = Events()
         roles = roles_of(shape)
-        self._index = Index(self._events, delays.index_ms, block_tokens, len(roles) * shape.pool_blocks)
+        self._index = Index(self._events, delays.index_ms, block_tokens, len(roles) * shape.pool_blocks, gateways)
         self._workers: dict[str, Worker] = {}
-        self._books: dict[str, WorkerBook] = {}
         for worker_id, role in roles.items():
             step = slower(timing.step, shape.slow.get(worker_id, 1.0))
             self._workers[worker_id] = Worker(
@@ -151,11 +150,26 @@ class Cluster:
                 events=self._events,
                 observer=self,
             )
-            self._books[worker_id] = WorkerBook(WorkerState(worker_id, role, step, shape.pool_blocks))
             self._index.add_worker(worker_id)
-        self.workers: Sequence[WorkerState] = tuple(book.state for book in self._books.values())
-        self._waiting: dict[int, Outcome] = {}
-        """Arrived and not placed yet, by the request's index."""
+        # A policy that has not begun knows nothing: a copy of it is a new one.
+        policies = [policy, *(copy.deepcopy(policy) for _ in range(gateways - 1))]
+        self.gateways = [
+            Gateway(
+                number,
+                its,
+                [
+                    WorkerState(worker.worker_id, roles[worker.worker_id], worker.step, shape.pool_blocks)
+                    for worker in self._workers.values()
+                ],
+                timing,
+                sla,
+                block_tokens=block_tokens,
+                events=self._events,
+                index=self._index,
+                start=self._start,
+            )
+            for number, its in enumerate(policies)
+        ]
         self._outcomes: list[Outcome] = []
         self._ended = 0
         self._unreported: defaultdict[str, list[Job]] = defaultdict(list)
@@ -165,16 +179,18 @@ class Cluster:
         check_sizes(requests, shape, block_tokens)
 
     def run(self, until_ms: float | None = None) -> RunResult:
-        self._policy.begin(self)
+        for gateway in self.gateways:
+            gateway.policy.begin(gateway)
         for request in self._requests:
             if request.after is None:
                 self._events.at(request.arrival_ms, self._arrive, request)
         if self._events.run(until_ms):
-            if self._waiting:
-                raise StalledError(
-                    f"policy {self._policy.name} keeps {len(self._waiting)} requests back though nothing runs: "
-                    "with idle workers, dispatch must place something"
-                )
+            for gateway in self.gateways:
+                if gateway.waiting:
+                    raise StalledError(
+                        f"policy {gateway.policy.name} keeps {len(gateway.waiting)} requests back though nothing runs: "
+                        "with idle workers, dispatch must place something"
+                    )
             for worker in self._workers.values():
                 worker.check_idle()
         else:
@@ -185,19 +201,11 @@ class Cluster:
     def check_integrity(self) -> None:
         """After a run to the end: every pool's books add up, nothing is left over, and the mirror equals the pools.
         Raises AssertionError."""
-        chains = [request.blocks[: request.prompt_tokens // self.block_tokens] for request in self._requests]
+        chains = [request.blocks[: request.prompt_tokens // self._block_tokens] for request in self._requests]
         for worker_id, worker in self._workers.items():
             worker.pool.check_idle(chains)
             held = {self._index.hash_of(block) for chain in chains for block in chain if block in worker.pool}
             assert held == self._index.contents(worker_id), f"the mirror does not know what {worker_id} holds"
-
-    # -- ClusterView
-
-    def leading_blocks(self, request: TraceRequest) -> Mapping[str, int]:
-        return self._index.leading_blocks(request)
-
-    def evicted(self) -> Sequence[int]:
-        return self._index.evicted()
 
     # -- Observer
 
@@ -222,85 +230,48 @@ class Cluster:
     def changed(self, worker: Worker, *, freed: bool) -> None:
         self._index.publish(worker.worker_id, worker.pool)
         ended = self._unreported.pop(worker.worker_id, ())
-        time_ms = self._events.now_ms + self._delays.report_ms
-        self._events.at(time_ms, self._reported, worker.worker_id, worker.figures(), worker.received, ended, freed)
+        time_ms, figures = self._events.now_ms + self._delays.report_ms, worker.figures()
+        for gateway in self.gateways:
+            its = [job for job in ended if job.gateway == gateway.number]
+            received = worker.received[gateway.number]
+            self._events.at(time_ms, gateway.reported, worker.worker_id, figures, received, its, freed)
 
     # -- what happens
 
     def _arrive(self, request: TraceRequest) -> None:
-        now_ms = self._events.now_ms
-        outcome = self._waiting[request.index] = Outcome(request, now_ms)
+        outcome = Outcome(request, self._events.now_ms)
         self._outcomes.append(outcome)
-        self._policy.arrived(Arrival(request, now_ms, self._draws.random()))
-        self._dispatch()
+        self._entries.choice(self.gateways).arrive(outcome, self._draws.random())
 
-    def _reported(self, worker_id: str, figures: Figures, received: int, ended: Sequence[Job], freed: bool) -> None:
-        self._books[worker_id].report(figures, received)
-        for job in ended:
-            self._index.forget_request(job.outcome.request)
-            self._policy.ended(job.outcome.request, job.placement, self._events.now_ms)
-        if freed:
-            self._dispatch()
-
-    def _dispatch(self) -> None:
-        if self._waiting:
-            for request, placement in self._policy.dispatch(self._events.now_ms):
-                self._place(request, placement)
-
-    def _place(self, request: TraceRequest, placement: Placement) -> None:
-        outcome = self._waiting.pop(request.index, None)
-        if outcome is None:
-            raise PlacementError(f"policy {self._policy.name} placed request {request.index}, which does not wait")
+    def _start(self, gateway: Gateway, outcome: Outcome, placement: Placement) -> None:
         outcome.placement = placement
         outcome.placed_ms = self._events.now_ms
-        answer_on = self._named(placement.decode, prefills=False)
-        prompt_on = answer_on
+        gateway.check_named(placement.decode, prefills=False)
+        answer_on = prompt_on = self._workers[placement.decode]
         if placement.prefill is not None and placement.prefill != placement.decode:
-            prompt_on = self._named(placement.prefill, prefills=True)
-        pull_from = self._workers[placement.pull_from] if placement.pull_from else None
+            gateway.check_named(placement.prefill, prefills=True)
+            prompt_on = self._workers[placement.prefill]
         job = Job(
             outcome,
             placement,
-            block_tokens=self.block_tokens,
+            gateway=gateway.number,
+            block_tokens=self._block_tokens,
             prompt_on=prompt_on,
             answer_on=answer_on,
-            pull_from=pull_from,
+            pull_from=self._workers[placement.pull_from] if placement.pull_from else None,
         )
-        self._pledge(job)
+        gateway.pledge(job)
         prompt_on.take(job)
         if not job.is_local:
             answer_on.take(job)
         self._index.publish(prompt_on.worker_id, prompt_on.pool)
         self._index.publish(answer_on.worker_id, answer_on.pool)
 
-    def _pledge(self, job: Job) -> None:
-        """Counted at once, by what the mirror says is cached."""
-        held = self._index.leading_blocks(job.outcome.request)
-        prompt_on, answer_on = job.prompt_on.worker_id, job.answer_on.worker_id
-        cached = held.get(prompt_on, 0)
-        if job.pull_from is not None:
-            cached = max(cached, held.get(job.pull_from.worker_id, 0))
-        uncached = job.prompt_tokens - min(cached * self.block_tokens, job.prompt_tokens - 1)
-        if job.is_local:
-            blocks = job.answer_blocks - held.get(prompt_on, 0)
-            self._books[prompt_on].pledge(Figures(uncached, 1, 0, 0, blocks))
-        else:
-            self._books[prompt_on].pledge(Figures(uncached, 1, 0, 0, job.prompt_blocks - held.get(prompt_on, 0)))
-            blocks = job.answer_blocks - held.get(answer_on, 0)
-            self._books[answer_on].pledge(Figures(0, 0, 1, job.prompt_tokens, blocks))
-
-    def _named(self, worker_id: str, *, prefills: bool) -> Worker:
-        book = self._books.get(worker_id)
-        if book is None or (book.state.role is WorkerRole.PREFILL) is not prefills:
-            role = "prefill" if prefills else "decode"
-            raise PlacementError(f"policy {self._policy.name} named {worker_id!r} as a {role} worker: it is none")
-        return self._workers[worker_id]
-
     def _result(self) -> RunResult:
         windows = max((at + 1 for busy in self._busy_ms.values() for at in busy), default=0)
         arrivals = [outcome.arrived_ms for outcome in self._outcomes]
         return RunResult(
-            policy=self._policy.name,
+            policy=self.gateways[0].policy.name,
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.request.index)),
             busy_ms={
                 worker_id: tuple(busy.get(at, 0.0) for at in range(windows))
@@ -308,5 +279,5 @@ class Cluster:
             },
             window_ms=self._window_ms,
             span_ms=max(arrivals) - min(arrivals) if arrivals else 0.0,
-            sla=self.sla,
+            sla=self._sla,
         )

@@ -75,6 +75,7 @@ def _route(given: argparse.Namespace) -> int:
         shape=ClusterShape(given.prefill, given.decode, given.pool_blocks, given.max_running),
         timing=read_timing(given.timing),
         sla=Sla(given.sla_ttft_ms, given.sla_ttft_ms_per_1k, given.sla_tpot_ms),
+        gateways=given.gateways,
     )
     seeds = range(given.seeds)
     scales = list(dict.fromkeys(given.rate_scale))
@@ -192,6 +193,13 @@ def _parser() -> argparse.ArgumentParser:
         default=256,
         metavar="N",
         help="sequences that decode at once (default: 256)",
+    )
+    add(
+        "--gateways",
+        type=_at_least(1),
+        default=1,
+        metavar="N",
+        help="gateways that route on their own, requests split between them (default: 1)",
     )
     sla = Sla()
     add("--sla-ttft-ms", type=_positive, default=sla.ttft_ms, metavar="MS", help=f"(default: {sla.ttft_ms:g})")

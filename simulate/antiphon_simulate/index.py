@@ -27,7 +27,7 @@ class _Hashes(dict[int, BlockHash]):
 
 
 class Index:
-    def __init__(self, events: Events, delay_ms: float, block_tokens: int, max_blocks: int) -> None:
+    def __init__(self, events: Events, delay_ms: float, block_tokens: int, max_blocks: int, gateways: int) -> None:
         self._events = events
         self._delay_ms = delay_ms
         self._block_tokens = block_tokens
@@ -35,8 +35,8 @@ class Index:
         self._hashes = _Hashes()
         self._chains: dict[int, tuple[BlockHash, ...]] = {}
         self._published: dict[str, int] = {}
-        self._dropped: dict[int, None] = {}
-        """Blocks that some worker dropped since `evicted` was asked."""
+        self._dropped: list[dict[int, None]] = [{} for _ in range(gateways)]
+        """For each gateway, blocks that some worker dropped since it asked for `evicted`."""
 
     def add_worker(self, worker_id: str) -> None:
         self._mirror.load(_MODEL, worker_id, Position(_INCARNATION, 0), ())
@@ -57,10 +57,10 @@ class Index:
         """It is answered: nobody will ask for its chain again."""
         self._chains.pop(request.index, None)
 
-    def evicted(self) -> list[int]:
-        """Those that left their last holder since the last call, and are held by nobody now."""
+    def evicted(self, gateway: int) -> list[int]:
+        """Those that left their last holder since its last call, and are held by nobody now."""
         hashes, mirror = self._hashes, self._mirror
-        dropped, self._dropped = self._dropped, {}
+        dropped, self._dropped[gateway] = self._dropped[gateway], {}
         # A chain of one block tells who holds it.
         return [block for block in dropped if not mirror.leading_blocks(_MODEL, (hashes[block],))]
 
@@ -90,4 +90,5 @@ class Index:
             removed=[hashes[block] for block in removed],
         )
         assert applied is Applied.APPLIED, f"{worker_id}: delta {previous + 1} was taken as {applied}"
-        self._dropped.update(dict.fromkeys(removed))
+        for dropped in self._dropped:
+            dropped.update(dict.fromkeys(removed))

@@ -19,6 +19,7 @@ class Job:
         "chain",
         "computed_to",
         "counted_tokens",
+        "gateway",
         "kv_ready_ms",
         "outcome",
         "output_tokens",
@@ -42,10 +43,13 @@ class Job:
         prompt_on: Worker,
         answer_on: Worker,
         pull_from: Worker | None,
+        gateway: int = 0,
     ) -> None:
         request = outcome.request
         self.outcome = outcome
         self.placement = placement
+        self.gateway = gateway
+        """The number of the one that sent it."""
         self.prompt_on = prompt_on
         self.answer_on = answer_on
         self.pull_from = pull_from

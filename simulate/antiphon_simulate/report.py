@@ -44,6 +44,7 @@ def to_json(summary: Summary) -> bytes:
             "rps": summary.trace_rps,
         },
         "shape": msgspec.to_builtins(plan.shape),
+        "gateways": plan.gateways,
         "timing": msgspec.to_builtins(plan.timing),
         "sla": msgspec.to_builtins(plan.sla),
         "seeds": list(summary.seeds),
@@ -133,6 +134,8 @@ _STYLE = (
 def _inputs(summary: Summary) -> Iterator[str]:
     plan, shape, sla = summary.plan, summary.plan.shape, summary.plan.sla
     pools = f"{shape.prefill} prefill + {shape.decode} decode workers" if shape.decode else f"{shape.prefill} workers"
+    if plan.gateways > 1:
+        pools += f" and {plan.gateways} gateways"
     infeasible = summary.variants[0].at[0].means.infeasible
     yield f"{plan.trace.name}: {len(plan.trace.requests)} requests, sha256 {plan.trace.sha256[:12]}"
     yield f"{pools} of {shape.pool_blocks} blocks; timing {plan.timing.name}: {plan.timing.source or 'no source given'}"

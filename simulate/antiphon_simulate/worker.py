@@ -12,7 +12,7 @@ starves, and whoever has room ends without needing more of it, so nothing waits 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,9 +69,9 @@ class Worker:
     ) -> None:
         self.worker_id = worker_id
         self.room = Room(BlockPool(pool_blocks))
-        self.received = 0
-        """Requests that it was told of, as prefiller or as decoder."""
-        self._model = step
+        self.step = step
+        self.received: defaultdict[int, int] = defaultdict(int)
+        """By gateway, the requests that it was told of, as prefiller or as decoder."""
         self._chunk_tokens = chunk_tokens
         self._block_tokens = block_tokens
         self._max_running = max_running
@@ -102,7 +102,7 @@ class Worker:
 
     def take(self, job: Job) -> None:
         """A request was routed here: its prompt, its answer, or both."""
-        self.received += 1
+        self.received[job.gateway] += 1
         if job.prompt_on is self:
             cached = self.pool.leading_blocks(job.chain) * self._block_tokens
             self._queued_requests += 1
@@ -182,7 +182,7 @@ class Worker:
             new_tokens += tokens
             token_context += tokens * context
             kv_tokens += context
-        return self._model.step_ms(
+        return self.step.step_ms(
             new_tokens=new_tokens,
             token_context=token_context,
             sequences=sequences + len(chunks),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from antiphon_policy.routing import WorkerRole
 from antiphon_simulate.cluster import Cluster, PlacementError, StalledError, WorkloadError, simulate
+from antiphon_simulate.gateway import Gateway
 from antiphon_simulate.policies.round_robin import RoundRobinPolicy
 from antiphon_simulate.records import Arrival, ClusterShape, Ending, Placement, Sla, TraceRequest
 from antiphon_simulate.worker import HOP_MS
@@ -73,7 +74,7 @@ def test_round_robin_takes_each_worker_in_turn() -> None:
 
 def test_without_a_decode_pool_all_workers_do_both() -> None:
     cluster = Cluster([], ClusterShape(2, 0, 100), TIMING, RoundRobinPolicy(), Sla())
-    assert [state.role for state in cluster.workers] == [WorkerRole.BOTH] * 2
+    assert [state.role for state in cluster.gateways[0].workers] == [WorkerRole.BOTH] * 2
     found = outcomes([request(n, n * 1.0, 40, 6) for n in range(8)], RoundRobinPolicy(), ClusterShape(2, 0, 100))
     assert all(outcome.ending is Ending.COMPLETE and not outcome.moved_blocks for outcome in found.values())
 
@@ -227,7 +228,7 @@ class OneAtATime:
 
     def dispatch(self, now_ms: float) -> Iterator[tuple[TraceRequest, Placement]]:
         self.asked += 1
-        assert isinstance(self.cluster, Cluster)
+        assert isinstance(self.cluster, Gateway)
         for state in self.cluster.workers:
             if state.role is WorkerRole.PREFILL and not state.queued_requests and self.waiting:
                 yield self.waiting.pop(0), Placement("decode-0", state.worker_id)
