@@ -52,7 +52,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Routi
 
 
 def chats(nonce: str) -> list[Chat]:
-    """60 chats of up to 4 turns, a sixth of them each with the same system prompt of 1,700 tokens (bytes here).
+    """60 chats of up to 4 turns, a sixth of them each with the same system prompt of 1,800 tokens (bytes here).
 
     Nonces of equal length: then all runs have as many tokens.
     """
