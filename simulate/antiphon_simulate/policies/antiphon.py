@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from antiphon_policy.admission import Entry, Order, Verdict, WaitingLine
 from antiphon_policy.holding import hold_ms, horizon_ms, prompt_tokens_per_ms
-from antiphon_policy.route_records import RouteDecision, RouteRequest, WorkerRole, WorkerView, Workload
+from antiphon_policy.route_records import RouteDecision, RouteRequest, WorkerRole, WorkerView
 from antiphon_policy.worker_table import WorkerTable
+from antiphon_policy.workload import WorkloadMeter
 
 from antiphon_simulate.records import Arrival, ClusterView, Placement, TraceRequest, WorkerState
 
@@ -22,7 +23,7 @@ UNKNOWN_LENGTH_TOKENS = 1 << 20
 
 
 MEMORY = 0.02
-"""What one request changes of the means."""
+"""What one request changes of the mean promise."""
 
 LOOK_AGAIN_MS = 30.0
 """What waits is looked at when a worker has room, and after so long in any case: it may have to go elsewhere by now."""
@@ -67,9 +68,7 @@ class AntiphonPolicy:
         self._tokens_per_ms = prompt_tokens_per_ms(
             (worker.step for worker in self._prefillers), chunk_tokens=timing.chunk_tokens
         )
-        self._uncached = 512.0
-        self._output = 128.0
-        self._short_output = 128.0
+        self._meter = WorkloadMeter()
         self._promised_ms = cluster.sla.ttft_limit_ms(0)
         self._looked_ms = -LOOK_AGAIN_MS
         self._ghost: dict[int, None] = {}
@@ -109,11 +108,7 @@ class AntiphonPolicy:
             yield arrival.request, self._placement(decision, now_ms - arrival.arrived_ms)
 
     def ended(self, request: TraceRequest, placement: Placement, now_ms: float) -> None:
-        tokens = request.output_tokens
-        self._output += MEMORY * (tokens - self._output)
-        # One of ten answers is shorter: nine small steps up weigh as much as one down.
-        step = MEMORY * self._output
-        self._short_output = max(1.0, self._short_output + (0.1 * step if tokens > self._short_output else -0.9 * step))
+        self._meter.ended(request.output_tokens)
 
     # -- one look at one that waits
 
@@ -155,10 +150,7 @@ class AntiphonPolicy:
     def _decide(self, arrival: Arrival, now_ms: float) -> RouteDecision:
         request = arrival.request
         sla = self.cluster.sla
-        self.table.workload = Workload(
-            uncached_tokens=self._uncached,
-            output_tokens=self._output,
-            short_output_tokens=self._short_output,
+        self.table.workload = self._meter.workload(
             waiting_tokens=self._line.waiting_tokens / len(self._prefillers),
             ttft_limit_ms=_promise(self._promised_ms),
             evicted_reuse=self._asked_again / self._stored,
@@ -184,8 +176,7 @@ class AntiphonPolicy:
 
     def _learn(self, request: TraceRequest, decision: RouteDecision) -> None:
         blocks = decision.prefix_peers[0][1] if decision.prefix_peers else decision.prefill_blocks
-        uncached = request.prompt_tokens - blocks * self.cluster.block_tokens
-        self._uncached += MEMORY * (uncached - self._uncached)
+        self._meter.started(request.prompt_tokens - blocks * self.cluster.block_tokens)
         stored = len(request.blocks) - decision.prefill_blocks
         self._stored = self._stored * 0.999 + max(1, stored)
         self._asked_again *= 0.999
