@@ -51,9 +51,9 @@ EVENTS_KEPT = 20_000
 """About so many events stay in a model's stream; a reader further behind loads the sets anew."""
 DELTA_HASHES = 256
 """A delta stops taking further changes at so many hashes, which bounds the stream's memory."""
-FLEET_ROUNDS_PER_S = 2_000
+FLEET_ROUNDS_PER_S = 5_000
 """All workers of a model together write so many rounds at most, as Redis and each gateway pay by the round. So in a
-large fleet each takes more changes into one: of 1,000 workers a busy one writes twice a second."""
+large fleet each takes more changes into one: of 1,000 workers a busy one writes five times a second."""
 PART_HASHES = 2_000
 """A whole set is written in parts of so many: Redis serves nobody else for the millisecond or two that one takes."""
 PART_TTL_MS = 10_000
