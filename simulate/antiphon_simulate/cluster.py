@@ -49,6 +49,9 @@ __all__ = [
     "slower",
 ]
 
+NEWS_MS = 30.0
+"""So long after something came to a worker all gateways are told, if no step has ended before: as real workers do."""
+
 BLOCK_TOKENS = 512
 """Of the traces, where their files say nothing else."""
 
@@ -130,6 +133,7 @@ class Cluster:
         self._requests = requests
         self._draws = random.Random(seed)
         self._entries = random.Random(f"{seed} gateways")
+        self._orders = random.Random(f"{seed} reports")
         self._delays = delays
         self._window_ms = window_ms
         self._progress = progress
@@ -231,7 +235,8 @@ class Cluster:
         self._index.publish(worker.worker_id, worker.pool)
         ended = self._unreported.pop(worker.worker_id, ())
         time_ms, figures = self._events.now_ms + self._delays.report_ms, worker.figures()
-        for gateway in self.gateways:
+        # A report reaches nobody first every time.
+        for gateway in self._orders.sample(self.gateways, len(self.gateways)):
             its = [job for job in ended if job.gateway == gateway.number]
             received = worker.received[gateway.number]
             self._events.at(time_ms, gateway.reported, worker.worker_id, figures, received, its, freed)
@@ -266,6 +271,13 @@ class Cluster:
             answer_on.take(job)
         self._index.publish(prompt_on.worker_id, prompt_on.pool)
         self._index.publish(answer_on.worker_id, answer_on.pool)
+        if len(self.gateways) > 1:  # one alone knows what it has sent
+            self._events.at(self._events.now_ms + NEWS_MS, self._tell_others, job)
+
+    def _tell_others(self, job: Job) -> None:
+        self.changed(job.prompt_on, freed=False)
+        if not job.is_local:
+            self.changed(job.answer_on, freed=False)
 
     def _result(self) -> RunResult:
         windows = max((at + 1 for busy in self._busy_ms.values() for at in busy), default=0)
