@@ -105,16 +105,17 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """None where there is no file yet. A line that was cut off by the end of a process is left out."""
+    """One of each cell; none where there is no file yet. A line that was cut off by the end of a process is left out."""
     if not path.exists():
         return []
-    rows = []
+    rows: dict[tuple[object, ...], Row] = {}
     for line in path.read_bytes().splitlines():
         try:
-            rows.append(msgspec.json.decode(line, type=Row))
+            row = msgspec.json.decode(line, type=Row)
         except msgspec.DecodeError:
             continue
-    return rows
+        rows[row.key] = row
+    return list(rows.values())
 
 
 @functools.lru_cache(maxsize=len(FILES))

@@ -137,10 +137,10 @@ def sweeps() -> Iterator[Series]:
 
 def studies(best: Best, seeds: int) -> Iterator[Series]:
     """Everything but `reach` and `sweep`, the most telling first, so that what a stopped study has is whole as far as
-    it came: all policies on eight workers with the first seed, the leaders on four and sixteen, the small parts, the
-    leaders with each further seed, then the others."""
+    it came: with the first seed the leaders on eight workers, the others there, the leaders on four and the first two
+    on sixteen, and the small parts; then the leaders with all seeds; then the others."""
     others = tuple(policy for policy in _everybody() if policy not in LEADERS)
-    for workers, policies in ((8, _everybody()), (4, LEADERS), (16, LEADERS)):
+    for workers, policies in ((8, LEADERS), (8, others), (4, LEADERS), (16, LEADERS[:2])):
         for trace in FILES:
             yield from _main(trace, workers, 0, best, policies)
     yield from _small(0)
@@ -169,12 +169,13 @@ def _main(trace: str, workers: int, seed: int, best: Best, policies: Sequence[st
                 its, setting = best[trace, policy]
                 yield _series(Part.MAIN, trace, workers, its, seed, rates, setting=setting)
         else:
-            yield _series(Part.MAIN, trace, workers, policy, seed, _from_the_top(policy, rates))
+            yield _series(Part.MAIN, trace, workers, policy, seed, _rates_of(policy, workers, rates))
 
 
-def _from_the_top(policy: str, rates: tuple[float, ...]) -> tuple[float, ...]:
-    """The bounds keep the promises at low rates: those are left out."""
-    return {"bound": rates[-4:], "bound_chunked": rates[-3:]}.get(policy, rates)
+def _rates_of(policy: str, workers: int, rates: tuple[float, ...]) -> tuple[float, ...]:
+    """On eight workers the bounds keep the promises at low rates: those are left out."""
+    kept = {"bound": 4, "bound_chunked": 3} if workers == 8 else {}
+    return rates[-kept.get(policy, len(rates)) :]
 
 
 def _small(seed: int) -> Iterator[Series]:
