@@ -9,6 +9,9 @@ A worker that has more to do than its horizon is given nothing more (`holding`),
 to do was predicted to take: if nothing was sent to it meanwhile and it still has as much, then others fill it, or its
 figures stand still, and it gets the next request all the same.
 
+A worker that never said how fast it computes is held back only for what it says itself that waits: nobody knows how
+long it takes for what was just routed to it, and the one thing worse than too much is a fleet that is kept idle.
+
 Between two reports the prompt tokens that wait on a worker are taken to become fewer as its own step model says. So a
 worker that reports seldom looks idle when it is, and one that says nothing at all looks idle, not full.
 """
@@ -64,6 +67,8 @@ class WorkerLoad:
         self.full_since: float | None = None
         self.said_at = now
         """When its figures are from."""
+        self.says_its_speed = client.queue.HasField("step_model")
+        """Else it is priced by a model that nobody measured."""
         self.round_trip_ms = 0.0
         """From submitting to its answer."""
         self.report_ms = 0.0
@@ -106,6 +111,7 @@ class WorkerLoad:
         if queue.running or queue.waiting_tokens or self.pledges:
             self.report_ms += ((now - self.said_at) * 1e3 - self.report_ms) / _MEAN_OF
         self.said_at = now
+        self.says_its_speed |= queue.HasField("step_model")
         if self.pledges:
             self.pledges = {pledge for pledge in self.pledges if not self._included(pledge, now)}
         if self.full_since is not None and now - self.full_since >= REOPEN_AFTER_S:
@@ -118,10 +124,13 @@ class WorkerLoad:
 
     def queued_tokens(self, now: float) -> int:
         """Prompt tokens that it still has to compute, by what is known."""
+        own = self._said_tokens(now)
+        return own + sum([pledge.tokens for pledge in self.pledges if now - pledge.made_at < self.confirmed_in_s])
+
+    def _said_tokens(self, now: float) -> int:
+        """Of what it said itself, what should be left."""
         said = self.client.queue.waiting_tokens
-        if said:
-            said = max(0, said - int((now - self.said_at) * 1e3 * self.tokens_per_ms))
-        return said + sum(pledge.tokens for pledge in self.pledges if now - pledge.made_at < self.confirmed_in_s)
+        return max(0, said - int((now - self.said_at) * 1e3 * self.tokens_per_ms)) if said else 0
 
     def queue_ms(self, now: float) -> float:
         return self.ms_of(self.queued_tokens(now))
@@ -132,6 +141,8 @@ class WorkerLoad:
 
     def keeps_back(self, queue_ms: float, now: float) -> float:
         """For how many milliseconds a request is held that would find so much to do here; 0: it should be sent."""
+        if not self.says_its_speed:
+            queue_ms = min(queue_ms, self.ms_of(self._said_tokens(now)))
         held_ms = hold_ms(queue_ms, self.horizon_ms)
         if held_ms <= 0.0:
             self._kept_until = None

@@ -63,14 +63,13 @@ class Placing:
         self._choose = RoundRobin(self._table).choose if in_turn else self._table.choose
         self._loads: dict[str, WorkerLoad] = {}
         self._changed: set[WorkerLoad] = set()
+        """Those whose figures the table does not have yet."""
         self._ageing: deque[tuple[float, WorkerLoad]] = deque()
         """Workers with prompts to compute, and when they were put in last, longest ago first."""
         self._busy: set[WorkerLoad] = set()
         """Those in `_ageing`."""
         self._reserved: dict[str, tuple[int, int]] = {}
         """Worker id -> tokens and answers of those held in this look."""
-        self._unseen: set[str] = set()
-        """Of these, those that the table does not have yet."""
         self._rate: tuple[float, float] = (0.0, float("-inf"))
         self._computing = 0
         """How many compute prompts as a rule."""
@@ -151,11 +150,9 @@ class Placing:
             ttft_limit_ms=record.ttft_p95_ms if record is not None else None,
             evicted_reuse=self._fleet.evicted_reuse(self.group.model),
         )
-        draining = self._fleet.catalogue.draining(self.group.model)
         if self._reserved:
             self._changed.update(self._loads[name] for name in self._reserved if name in self._loads)
             self._reserved.clear()
-            self._unseen.clear()
         ageing = self._ageing
         for _ in range(AGED_IN_A_LOOK):
             if not ageing or now - ageing[0][0] < AGED_S:
@@ -164,9 +161,15 @@ class Placing:
             self._busy.discard(load)
             if self._loads.get(load.worker_id) is load:
                 self._changed.add(load)
-        for load in self._changed:
-            self._put(load, now, draining=load.worker_id in draining)
-        self._changed.clear()
+        self.put_changed(now)
+
+    def put_changed(self, now: float) -> None:
+        """The table has all that is known now. A look ends with it, for `became_free` to see what the look did."""
+        if self._changed:
+            draining = self._fleet.catalogue.draining(self.group.model)
+            for load in self._changed:
+                self._put(load, now, draining=load.worker_id in draining)
+            self._changed.clear()
 
     def plan(self, choice: Choice, now: float) -> Plan:
         """Raises NoWorker. After `refresh`."""
@@ -175,10 +178,7 @@ class Placing:
         request = self._request(choice, now)
         draw = self._draw()
         table = self._table
-        if self._unseen:
-            for worker_id in self._unseen:
-                self._put(self._loads[worker_id], now, draining=table.view(worker_id).draining)
-            self._unseen.clear()
+        self.put_changed(now)
         decision = self._choose(request, leading, draw, choice.excluded)
         inputs = RouteInputs(
             request, draw, tuple(table.views()), leading, table.links, table.workload, tuple(choice.excluded)
@@ -211,7 +211,7 @@ class Placing:
         self._reserve(decision.decode, running=1)
 
     def pledge(self, plan: Plan, now: float) -> tuple[tuple[WorkerLoad, Pledge], ...]:
-        """What the plan adds to its workers counts from now on."""
+        """What the plan adds to its workers counts from now on; the table has it before the next plan."""
         request, decision = plan.inputs.request, plan.decision
         blocks = request.prompt_tokens // max(1, request.block_tokens) + 1
         tokens = plan.uncached_tokens
@@ -221,7 +221,7 @@ class Placing:
             made.append((plan.prefiller, Pledge(tokens, blocks, decodes=False, made_at=now)))
         for load, pledge in made:
             load.pledge(pledge)
-            self._put(load, now, draining=False)
+            self._changed.add(load)
         return tuple(made)
 
     # -- what requests are like
@@ -263,7 +263,7 @@ class Placing:
     def _reserve(self, worker_id: str, *, tokens: int = 0, running: int = 0) -> None:
         had_tokens, had_running = self._reserved.get(worker_id, (0, 0))
         self._reserved[worker_id] = (had_tokens + tokens, had_running + running)
-        self._unseen.add(worker_id)
+        self._changed.add(self._loads[worker_id])
 
     def _put(self, load: WorkerLoad, now: float, *, draining: bool) -> None:
         view = load.view(now, draining=draining)

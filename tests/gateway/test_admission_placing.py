@@ -243,6 +243,32 @@ def test_room_is_news_once() -> None:
     assert not scene.placing.became_free(one, 0.3)
 
 
+def test_what_a_look_gave_is_seen_by_it_so_that_room_is_news_again() -> None:
+    one = load("a")
+    scene = Scene(one)
+    scene.send(0.0)
+    scene.placing.put_changed(0.0)
+    for pledge in one.pledges:
+        pledge.accepted_at = 0.01
+    says(one, 0.1)
+    assert scene.placing.became_free(one, 0.1)
+
+
+def test_how_long_something_takes_is_no_reason_to_hold_while_the_worker_never_said_how_fast_it_is() -> None:
+    """What it says itself that waits is. And where others go, what was routed to it counts all the same."""
+    one = load("a")
+    scene = Scene(one, load("b"))
+    assert all(scene.send(0.0).hold_ms == 0.0 for _ in range(20))
+    assert one.queued_tokens(0.0) == 10_000
+    says(one, 0.0, waiting_tokens=5000)
+    assert one.keeps_back(one.queue_ms(0.0), 0.0) > 0.0
+    silent = load("c")
+    silent.pledge(Pledge(tokens=5000, blocks=80, decodes=True, made_at=0.0))
+    assert silent.keeps_back(silent.queue_ms(0.0), 0.0) == 0.0
+    says(silent, 0.0, step_model=pb.StepCoefficients(base_ms=2.1, per_new_token_ms=0.5))
+    assert silent.keeps_back(silent.queue_ms(0.0), 0.0) > 0.0
+
+
 def test_a_worker_that_has_left_stays_away_whatever_is_said_of_it_after() -> None:
     one = load("a")
     scene = Scene(one, load("b"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from antiphon_gateway.waiting import MAX_HELD, MAX_PLANNED, GroupQueue
+from antiphon_gateway.waiting import MAX_HELD, MAX_PLANNED, MAX_STARTED, GroupQueue
 from antiphon_policy.admission import Entry
 from antiphon_policy.routing import NoWorker, NoWorkerReason
 
@@ -22,6 +22,7 @@ class OneWorker:
         self.plans: list[str] = []
         self.freed = False
         self.reserved = 0
+        self.looks = 0
 
     def plan(self, choice: Any, now: float) -> Any:
         self.plans.append(choice.name)
@@ -40,7 +41,10 @@ class OneWorker:
     def became_free(self, load: Any, now: float) -> bool:
         return self.freed
 
-    def refresh(self, links: Any, now: float, waiting_tokens: int) -> None: ...
+    def refresh(self, links: Any, now: float, waiting_tokens: int) -> None:
+        self.looks += 1
+
+    def put_changed(self, now: float) -> None: ...
 
     def reserve(self, plan: Any) -> None:
         self.reserved += 1
@@ -136,6 +140,20 @@ async def test_a_look_costs_the_same_however_much_waits() -> None:
     scene.queue.look()
     assert len(scene.worker.plans) == 1
     scene.queue.close()
+
+
+async def test_a_look_that_starts_much_makes_way_and_goes_on_without_being_asked() -> None:
+    """The rest is placed although nobody says anything more, by as few looks as that takes."""
+    scene = Scene()
+    scene.worker.hold_ms = 60_000.0
+    names = [str(at) for at in range(5 * MAX_STARTED + 1)]
+    scene.offer(*names)
+    scene.worker.hold_ms = 0.0
+    scene.worker.looks = 0
+    scene.queue.look()
+    assert scene.sent == names[:MAX_STARTED]
+    await eventually(lambda: scene.sent == names)
+    assert scene.worker.looks == 6
 
 
 async def test_what_nobody_can_serve_is_told_so_and_with_no_worker_at_all_it_waits() -> None:
