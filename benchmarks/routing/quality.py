@@ -27,7 +27,6 @@ from benchmarks.routing.rows import Cell, Row, read_rows, run
 from benchmarks.routing.study import (
     FAMILIES,
     FILES,
-    HOPELESS,
     REACH_FOUND,
     ROOMY_BLOCKS,
     SHAPES,
@@ -36,6 +35,7 @@ from benchmarks.routing.study import (
     Part,
     Series,
     default_of,
+    ends_below,
     studies,
     sweeps,
 )
@@ -84,7 +84,7 @@ class Bench:
 
 
 def run_series(bench: Bench, series: Iterable[Series], reach: Reach) -> None:
-    """All of them, as many at once as there are processes, each up to its first hopeless rate."""
+    """All of them, as many at once as there are processes, each up to the rate that it fails at."""
     ahead = deque(series)
     running: dict[Future[Row], tuple[Series, int]] = {}
     while ahead or running:
@@ -97,7 +97,7 @@ def run_series(bench: Bench, series: Iterable[Series], reach: Reach) -> None:
             one, at = running.pop(future)
             row = future.result()
             bench.keep(row, len(ahead))
-            if row.inside >= HOPELESS and not bench.over:
+            if row.inside >= ends_below(row.policy, row.seed) and not bench.over:
                 _next(bench, one, at + 1, reach, running)
 
 
@@ -109,7 +109,7 @@ def _next(bench: Bench, one: Series, at: int, reach: Reach, running: dict[Future
         if known is None:
             running[bench.submit(cell)] = one, at
             return
-        if known.inside < HOPELESS:
+        if known.inside < ends_below(known.policy, known.seed):
             return
         at += 1
 

@@ -105,7 +105,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """One of each cell; none where there is no file yet. A line that was cut off by the end of a process is left out."""
+    """One of each cell; none where there is no file yet. A line that was cut off with its process is left out."""
     if not path.exists():
         return []
     rows: dict[tuple[object, ...], Row] = {}

@@ -10,7 +10,7 @@
 Rates are shares of a case's reach, so they are a part of the workload and no setting of a policy: the reach is found on
 eight workers and taken to grow with their number. Only in closed loops it does not, since clients wait for answers:
 there it is found on four workers too, and with more workers rates are further apart, since twice as fast is not twice
-the load. A series goes up in rate and ends once a run has fewer than `HOPELESS` of its requests inside their promises:
+the load. A series goes up in rate and ends once a run has too few of its requests inside their promises (`ends_below`):
 the rates above it have nothing to tell.
 """
 
@@ -20,6 +20,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from antiphon_simulate.goodput import TARGET_SHARE
 from antiphon_simulate.policies import registry
 from antiphon_simulate.policies.cache_aware import CacheAwareBalancePolicy, CacheAwarePolicy
 from antiphon_simulate.policies.dynamo_cost import DynamoCreditPolicy
@@ -125,6 +126,12 @@ class Series:
     @property
     def workers(self) -> int:
         return self.prefill + self.decode
+
+
+def ends_below(policy: str, seed: int) -> float:
+    """Share inside the promises below which a series ends. Where Antiphon and the bound no longer keep theirs they take
+    long to run: with the first seed that is looked at, with further ones only where it begins."""
+    return TARGET_SHARE if seed and policy in ("antiphon", *BOUNDS) else HOPELESS
 
 
 def sweeps() -> Iterator[Series]:

@@ -15,7 +15,7 @@ import msgspec
 from antiphon_simulate.goodput import TARGET_SHARE, Crossing, Goodput, Point, goodput
 
 from benchmarks.routing.rows import Row
-from benchmarks.routing.study import BOUNDS, CLOSED_LOOPS, FILES, HOPELESS, SHAPES, Part
+from benchmarks.routing.study import BOUNDS, CLOSED_LOOPS, FILES, SHAPES, Part, ends_below
 
 OURS, BOUND = "antiphon", "bound"
 
@@ -195,10 +195,10 @@ def _by_seed(rows: Iterable[Row]) -> dict[int, list[Row]]:
 
 
 def _goodputs(rows: Sequence[Row], highest: float) -> dict[int, Goodput]:
-    """By seed, where the series is whole: it came to the highest rate, or to a hopeless one."""
+    """By seed, where the series is whole: it came to the highest rate, or to one that it ends at."""
     found = {}
     for seed, its in _by_seed(rows).items():
-        if any(row.share >= highest or row.inside < HOPELESS for row in its):
+        if any(row.share >= highest or row.inside < ends_below(row.policy, seed) for row in its):
             found[seed] = goodput([Point(row.offered_rps, row.figures.inside_sla_share) for row in its])
     return found
 
