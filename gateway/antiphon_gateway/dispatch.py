@@ -499,21 +499,23 @@ class Dispatcher:
         attempt.pledges = placing.pledge(plan, attempt.sent_at)
         placing.started(choice, plan)
         ticket = choice.flight.ticket
-        prefill = (decision.prefill, *decision.prefill_fallbacks) if decision.prefill is not None else ()
         submit = pb.Submit(
             request_id=f"{ticket.request_id}-{choice.index}.{choice.submits}",
             prompt_token_ids=choice.prompt.token_ids,
-            output_token_ids=choice.output,
             sampling=choice.sampling,
             cache_salt=choice.flight.target.salt,
-            prefill=[peer for name in prefill if (peer := self._fleet.peer(name)) is not None],
-            prefix_peers=[
-                pb.PrefixPeer(peer=peer, blocks=blocks)
-                for name, blocks in decision.prefix_peers
-                if (peer := self._fleet.peer(name)) is not None
-            ],
             traceparent=ticket.traceparent,
         )
+        # Most have none of these, and an empty list costs as much to give as a short one.
+        if choice.output:
+            submit.output_token_ids.extend(choice.output)
+        if decision.prefill is not None:
+            for name in (decision.prefill, *decision.prefill_fallbacks):
+                if (peer := self._fleet.peer(name)) is not None:
+                    submit.prefill.append(peer)
+        for name, blocks in decision.prefix_peers:
+            if (peer := self._fleet.peer(name)) is not None:
+                submit.prefix_peers.add(peer=peer, blocks=blocks)
         attempt.ref = client.submit(submit, attempt)
         self._sessions.went(
             choice.group.model, ticket.tenant, ticket.wishes.session, (decision.decode, decision.prefill or "")
@@ -525,7 +527,7 @@ class Dispatcher:
 
     def _release(self, attempt: Attempt) -> None:
         for load, pledge in attempt.pledges:
-            load.pledges.discard(pledge)
+            load.release(pledge)
             self._changed(load)
         attempt.pledges = ()
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from antiphon_policy.holding import hold_ms, horizon_ms, prompt_tokens_per_ms
+from antiphon_policy.holding import LEAST_HORIZON_MS, hold_ms, horizon_ms, prompt_tokens_per_ms
 from antiphon_policy.latency import CHUNK_TOKENS, StepModel
 from antiphon_policy.routing import WorkerView
 
@@ -61,7 +61,9 @@ class WorkerLoad:
         self.worker_id = attachment.worker_id
         self.role = attachment.role
         self.group = attachment.group
-        self.pledges: set[Pledge] = set()
+        self.pledges: dict[Pledge, None] = {}
+        """In the order in which they were made. Only `pledge` and `release` change them, and the sums with them."""
+        self._pledged_tokens = self._pledged_blocks = self._pledged_decodes = 0
         self.confirmed_in_s = confirmed_in_s
         self.unanswered = 0
         self.full_since: float | None = None
@@ -113,7 +115,8 @@ class WorkerLoad:
         self.said_at = now
         self.says_its_speed |= queue.HasField("step_model")
         if self.pledges:
-            self.pledges = {pledge for pledge in self.pledges if not self._included(pledge, now)}
+            for pledge in [pledge for pledge in self.pledges if self._included(pledge, now)]:
+                self.release(pledge)
         if self.full_since is not None and now - self.full_since >= REOPEN_AFTER_S:
             self.full_since = None
 
@@ -124,13 +127,19 @@ class WorkerLoad:
 
     def queued_tokens(self, now: float) -> int:
         """Prompt tokens that it still has to compute, by what is known."""
-        own = self._said_tokens(now)
-        return own + sum([pledge.tokens for pledge in self.pledges if now - pledge.made_at < self.confirmed_in_s])
+        return self._said_tokens(now) + self._routed_tokens(now)
 
     def _said_tokens(self, now: float) -> int:
         """Of what it said itself, what should be left."""
         said = self.client.queue.waiting_tokens
         return max(0, said - int((now - self.said_at) * 1e3 * self.tokens_per_ms)) if said else 0
+
+    def _routed_tokens(self, now: float) -> int:
+        """Of what was pledged, without what nobody confirmed in time."""
+        oldest = next(iter(self.pledges), None)
+        if oldest is None or now - oldest.made_at < self.confirmed_in_s:
+            return self._pledged_tokens
+        return sum([pledge.tokens for pledge in self.pledges if now - pledge.made_at < self.confirmed_in_s])
 
     def queue_ms(self, now: float) -> float:
         return self.ms_of(self.queued_tokens(now))
@@ -143,7 +152,8 @@ class WorkerLoad:
         """For how many milliseconds a request is held that would find so much to do here; 0: it should be sent."""
         if not self.says_its_speed:
             queue_ms = min(queue_ms, self.ms_of(self._said_tokens(now)))
-        held_ms = hold_ms(queue_ms, self.horizon_ms)
+        # No horizon is shorter, and most find less.
+        held_ms = hold_ms(queue_ms, self.horizon_ms) if queue_ms > LEAST_HORIZON_MS else 0.0
         if held_ms <= 0.0:
             self._kept_until = None
             return 0.0
@@ -153,31 +163,37 @@ class WorkerLoad:
 
     def pledge(self, pledge: Pledge) -> None:
         """A request was sent here."""
-        self.pledges.add(pledge)
+        self.pledges[pledge] = None
+        self._pledged_tokens += pledge.tokens
+        self._pledged_blocks += pledge.blocks
+        self._pledged_decodes += pledge.decodes
         if pledge.tokens:
             self._kept_until = None
+
+    def release(self, pledge: Pledge) -> None:
+        """It counts no more. Idempotent."""
+        if pledge in self.pledges:
+            del self.pledges[pledge]
+            self._pledged_tokens -= pledge.tokens
+            self._pledged_blocks -= pledge.blocks
+            self._pledged_decodes -= pledge.decodes
 
     def view(self, now: float, *, draining: bool) -> WorkerView:
         """`draining`: it gets nothing new, whoever said so."""
         queue = self.client.queue
-        running = queue.running
-        pledged_blocks = 0
-        for pledge in self.pledges:
-            running += pledge.decodes
-            pledged_blocks += pledge.blocks
         return WorkerView(
             worker_id=self.worker_id,
             role=self.role,
             leading_blocks=0,
             queued_tokens=self.queued_tokens(now),
-            running=running,
+            running=queue.running + self._pledged_decodes,
             kv_tokens=queue.kv_tokens,
-            free_blocks=max(0, queue.free_blocks - pledged_blocks),
+            free_blocks=max(0, queue.free_blocks - self._pledged_blocks),
             total_blocks=queue.total_blocks,
             step=self.client.step_model,
             draining=draining or queue.draining,
             may_decode=self.open,
-            empty_blocks=max(0, queue.empty_blocks - pledged_blocks),
+            empty_blocks=max(0, queue.empty_blocks - self._pledged_blocks),
             chunk_tokens=self.chunk_tokens,
         )
 

@@ -112,6 +112,25 @@ def test_what_nobody_confirms_ends_by_itself() -> None:
     assert not one.pledges
 
 
+def test_pledges_end_in_any_order_and_each_once() -> None:
+    one = load("a")
+    first, second, third = (
+        Pledge(tokens, 2, decodes=True, made_at=at) for tokens, at in ((100, 0.0), (30, 1.0), (7, 1.0))
+    )
+    for pledge in (first, second, third):
+        one.pledge(pledge)
+    assert (one.queued_tokens(1.0), one.view(1.0, draining=False).running) == (137, 3)
+    # Nobody confirmed the first one in time, and nobody has said so yet.
+    assert one.queued_tokens(CONFIRMED_IN_S) == 37
+    one.release(second)
+    one.release(second)
+    assert one.queued_tokens(1.0) == 107
+    one.settle(CONFIRMED_IN_S)
+    one.release(first)
+    view = one.view(CONFIRMED_IN_S, draining=False)
+    assert (view.queued_tokens, view.running, view.free_blocks) == (7, 1, 10_000 - 2)
+
+
 def test_a_prefill_worker_hears_of_a_request_by_way_of_another_so_its_pledge_lasts_longer() -> None:
     one = load("p", WorkerRole.PREFILL)
     pledge = Pledge(tokens=500, blocks=8, decodes=False, made_at=0.0, accepted_at=0.01)
