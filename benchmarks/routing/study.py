@@ -144,10 +144,10 @@ def sweeps() -> Iterator[Series]:
 
 def studies(best: Best, seeds: int) -> Iterator[Series]:
     """Everything but `reach` and `sweep`, the most telling first, so that what a stopped study has is whole as far as
-    it came: with the first seed the leaders on eight workers, the others there, the leaders on four and the first two
-    on sixteen, and the small parts; then the leaders with all seeds; then the others."""
+    it came: with the first seed the leaders on eight workers, the others there, the leaders on four and sixteen, and
+    the small parts; then the leaders with all seeds; then the others."""
     others = tuple(policy for policy in _everybody() if policy not in LEADERS)
-    for workers, policies in ((8, LEADERS), (8, others), (4, LEADERS), (16, LEADERS[:2])):
+    for workers, policies in ((8, LEADERS), (8, others), (4, LEADERS), (16, LEADERS)):
         for trace in FILES:
             yield from _main(trace, workers, 0, best, policies)
     yield from _small(0)

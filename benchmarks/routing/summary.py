@@ -44,6 +44,8 @@ class PolicyCase(msgspec.Struct, frozen=True):
     """Whose series are whole."""
     goodput_rps: Spread | None
     goodput_over_bound: Spread | None
+    at_most_of_bound: Spread | None
+    """Of the seeds in which the bound keeps the promises at the highest rate too: what the ratio is at most."""
     crossing: str
     """`found` for all seeds, or what the others are: `below` the lowest rate, `above` the highest."""
     inside: Mapping[str, Spread]
@@ -225,11 +227,6 @@ def _cases(key: tuple[str, int], policies: Mapping[str, Sequence[Row]]) -> Itera
     for policy, rows in policies.items():
         found = _goodputs(rows, highest)
         crossings = sorted({one.crossing.value for one in found.values()})
-        ratios = [
-            one.rps / bounds[seed].rps  # type: ignore[operator]
-            for seed, one in found.items()
-            if one.crossing is Crossing.FOUND and seed in bounds and bounds[seed].crossing is Crossing.FOUND
-        ]
         known = [one.rps for one in found.values() if one.rps is not None]
         yield PolicyCase(
             trace=key[0],
@@ -237,7 +234,8 @@ def _cases(key: tuple[str, int], policies: Mapping[str, Sequence[Row]]) -> Itera
             policy=policy,
             seeds=len(found),
             goodput_rps=Spread.of(known) if len(known) == len(found) else None,
-            goodput_over_bound=Spread.of(ratios),
+            goodput_over_bound=Spread.of(_ratios(found, bounds, Crossing.FOUND)),
+            at_most_of_bound=Spread.of(_ratios(found, bounds, Crossing.ABOVE)),
             crossing=", ".join(crossings),
             inside=_spreads(rows, "inside"),
             hit_efficiency=_spreads(rows, "hit_efficiency"),
@@ -246,6 +244,14 @@ def _cases(key: tuple[str, int], policies: Mapping[str, Sequence[Row]]) -> Itera
             ttft_p50_ms=_ttft(rows, "p50"),
             ttft_p99_ms=_ttft(rows, "p99"),
         )
+
+
+def _ratios(found: Mapping[int, Goodput], bounds: Mapping[int, Goodput], crossing: Crossing) -> Iterable[float]:
+    """To the bound's, of the seeds whose bound crosses 99 % like that."""
+    for seed, its in found.items():
+        bound = bounds.get(seed)
+        if its.crossing is Crossing.FOUND and its.rps and bound and bound.crossing is crossing and bound.rps:
+            yield its.rps / bound.rps
 
 
 def _knee(key: tuple[str, int], policies: Mapping[str, Sequence[Row]], cases: Sequence[PolicyCase]) -> Knee | None:

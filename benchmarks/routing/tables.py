@@ -46,7 +46,7 @@ def _goodput(summary: Summary) -> str:
     header = ["policy", *(f"{trace} {workers}" for trace, workers in _keys(summary))]
     return (
         "### Goodput over the bound's\n\nMean (least to most; seeds). `<`: not even the lowest rate is kept; `>`: "
-        "kept at the highest.\n\n" + _table(header, rows)
+        "kept at the highest; `at most`: the bound keeps the highest rate too.\n\n" + _table(header, rows)
     )
 
 
@@ -58,6 +58,8 @@ def _goodput_cell(case: PolicyCase | None) -> str:
             return f"> ({case.seeds})"
         if case.crossing == "below":
             return f"< {_least_share(case)} ({case.seeds})"
+        if case.at_most_of_bound is not None:
+            return f"at most {_told(case.at_most_of_bound, 3)}"
         return f"{case.crossing} ({case.seeds})"
     text = _told(case.goodput_over_bound, 3)
     return text if case.crossing == "found" else f"{text}, else {case.crossing}"
