@@ -20,7 +20,6 @@ def rows() -> list[tuple[str, Callable[[Found], float | None]]]:
     listed: list[tuple[str, Callable[[Found], float | None]]] = [
         ("one set written: longest script, ms", _large("written", "longest_ms")),
         ("one set read: longest script, ms", _large("read", "longest_ms")),
-        ("one set read: longest pause of the gateway's loop, ms", _large_pause),
         ("fleet starts: longest script, ms", lambda run: run["fleet starts"]["longest_ms"]),
         ("gateway starts: seconds until it knows all", _starts(lambda one: one["took_s"])),
         ("gateway starts: CPU seconds of the gateway", _starts(lambda one: one["reader"]["cpu_s"])),
@@ -45,10 +44,6 @@ def rows() -> list[tuple[str, Callable[[Found], float | None]]]:
 
 def _large(side: str, key: str) -> Callable[[Found], float]:
     return lambda run: statistics.median(one[side][key] for one in run["one large set"])
-
-
-def _large_pause(run: Found) -> float:
-    return statistics.median(one["read"]["reader"]["pauses_ms"][-1] for one in run["one large set"])
 
 
 def _starts(pick: Callable[[Found], float]) -> Callable[[Found], float]:
