@@ -10,8 +10,11 @@ Each round does the same with each of three houses, started anew:
                   system (queues, chunks, transfers, hops), for there is nothing to be learnt about the engine
 
 A load to learn from runs first. The step models that the workers have fitted then are the timing (`before`), and the
-workload is sent and simulated with it. What the workers know after it (`after`) is simulated too: it tells what of the
-error is that the machine was not as fast as before. With the timed engine the known model is the timing (`known`).
+workload is sent and simulated with it. With the timed engine the known model is the timing (`known`). To tell what of
+the error comes from where, the same is simulated with what the workers have fitted by the end (`after`: the machine may
+not be as fast as before), with that scaled until simulated engines are in steps for as long as the real ones were
+(`scaled`: fits follow typical steps, and on a disturbed machine the mean is longer), and with that and the prompts
+computed where the real house computed them (`placed`: without what the two gateways chose differently).
 
 `timing.py` makes a timing of the simulator of the results.
 """
@@ -33,6 +36,7 @@ import msgspec
 from antiphon_policy.equals import TypicalStep
 from antiphon_policy.latency import StepModel, StepModelFit
 from antiphon_simulate.records import ClusterShape, Timing
+from antiphon_simulate.setup import slower
 
 from benchmarks.simulator.house import House, WorkerSays, started
 from benchmarks.simulator.replay import Answer, ask_all, simulate_all
@@ -51,6 +55,8 @@ LEARNING = 16
 """Requests of the load to learn from."""
 AT_ONCE = (1, 4)
 """So many of them at a time."""
+SCALINGS = 4
+"""Longer steps are fewer, with more in each, so it takes a few."""
 UTILISATION = 0.5
 """Of the busiest worker, by the timing: queues form, and nothing runs full."""
 
@@ -100,6 +106,7 @@ class Trial:
     before: list[WorkerSays]
     after: list[WorkerSays]
     measured: list[Answer]
+    scaled: StepModel
     simulated: dict[str, list[Answer]]
     """By where the timing is from."""
 
@@ -179,11 +186,20 @@ async def try_one(kind: Kind, number: int, count: int, folder: Path) -> Trial:
         load_average = os.getloadavg()[0]
         after = await house.workers()
     timings = {"known": KNOWN} if kind.timed else {"before": step, "after": joint(after)}
+    remote = [answer.remote for answer in measured]
+    really_ms = sum(worker.steps_ms for worker in after) - sum(worker.steps_ms for worker in before)
+    scaled = timings["known" if kind.timed else "after"]
+    for _ in range(SCALINGS):
+        timing = timing_of(scaled, before, timed=kind.timed)
+        scaled = slower(scaled, really_ms / simulate_all(requests, gap, kind.shape, timing, remote=remote).steps_ms)
+    timings["scaled"] = scaled
     simulated = {
-        name: simulate_all(requests, gap, kind.shape, timing_of(model, before, timed=kind.timed))
+        name: simulate_all(requests, gap, kind.shape, timing_of(model, before, timed=kind.timed)).answers
         for name, model in timings.items()
     }
-    return Trial(kind.name, number, load_average, gap, before, after, measured, simulated)
+    timing = timing_of(scaled, before, timed=kind.timed)
+    simulated["placed"] = simulate_all(requests, gap, kind.shape, timing, remote=remote).answers
+    return Trial(kind.name, number, load_average, gap, before, after, measured, scaled, simulated)
 
 
 async def _learn(house: House, kind: Kind, number: int) -> None:

@@ -22,6 +22,7 @@ _END_S = 60.0
 _READY = re.compile(r"Point any OpenAI client at (\S+)/v1")
 _MODEL = re.compile(r"Antiphon serves (\S+) with")
 _STATUS = re.compile(r"worker ready worker_id=(\S+) role=(\S+) .*status=(\S+)")
+_STEPS_MS = re.compile(r"^antiphon_engine_step_milliseconds_sum (\S+)$", re.MULTILINE)
 _COEFFICIENTS = ("base_ms", "per_new_token_ms", "per_token_context_ms", "per_sequence_ms", "per_kv_token_ms")
 
 
@@ -33,6 +34,8 @@ class WorkerSays:
     relative_error: float
     link_gigabytes_per_s: float
     """The slowest that was measured; 0: none."""
+    steps_ms: float
+    """That its engine has spent in steps so far."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,8 @@ class House:
 
 
 def _worker(role: str, address: str) -> WorkerSays:
-    with urllib.request.urlopen(f"http://{address}/status", timeout=20) as answer:
-        page: dict[str, Any] = msgspec.json.decode(answer.read())
+    page: dict[str, Any] = msgspec.json.decode(_page(address, "status"))
+    steps_ms = _STEPS_MS.search(_page(address, "metrics").decode())
     fit = page["step_model"]
     speeds = [link["gigabytes_per_s"] for link in page["links"] if link["gigabytes_per_s"] > 0.0]
     return WorkerSays(
@@ -58,7 +61,14 @@ def _worker(role: str, address: str) -> WorkerSays:
         samples=fit["samples"],
         relative_error=fit["relative_error"],
         link_gigabytes_per_s=min(speeds, default=0.0),
+        steps_ms=float(steps_ms.group(1)) if steps_ms is not None else 0.0,
     )
+
+
+def _page(address: str, name: str) -> bytes:
+    with urllib.request.urlopen(f"http://{address}/{name}", timeout=60) as answer:
+        content: bytes = answer.read()
+        return content
 
 
 @contextlib.asynccontextmanager

@@ -94,6 +94,13 @@ async def _ask(client: httpx.AsyncClient, house: House, request: Request, due: f
     )
 
 
+@dataclass(frozen=True)
+class Simulated:
+    answers: list[Answer]
+    steps_ms: float
+    """That all engines were in steps, together."""
+
+
 class _AsMeasured(ImmediatePolicy):
     """Computes prompts where the real house did."""
 
@@ -117,7 +124,7 @@ def simulate_all(
     timing: Timing,
     *,
     remote: Sequence[bool] | None = None,
-) -> list[Answer]:
+) -> Simulated:
     """The same by Antiphon's own policy, without promises, as the house has none; or, where it is given which prompts
     were computed remotely, placed like that."""
     trace = as_trace(requests, gap_ms)
@@ -136,4 +143,4 @@ def simulate_all(
                 tpot_ms=outcome.tpot_ms,
             )
         )
-    return answers
+    return Simulated(answers, sum(sum(windows) for windows in result.busy_ms.values()))

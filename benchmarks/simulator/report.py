@@ -2,9 +2,6 @@
 
     python -m benchmarks.simulator.report benchmarks/simulator/results/*.json
 
-`placed` is simulated here: the best timing, with prompts computed where the real house computed them. What is better
-there was off because the two gateways chose differently.
-
 `each` is the median over requests of |simulated - measured| / measured; `calm` the same over those that the client sent
 within 10 ms of their time: its own lateness tells when the machine was busy with something else.
 """
@@ -14,27 +11,14 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.simulator.calibrate import HEADER, KINDS, KNOWN, Results, Trial, joint, lines, median, p90, timing_of
-from benchmarks.simulator.replay import Answer, simulate_all
-from benchmarks.simulator.workload import make_requests
+from benchmarks.simulator.calibrate import HEADER, KINDS, Results, Trial, lines, median, p90
+from benchmarks.simulator.replay import Answer
 
 CALM_MS = 10.0
-
-
-def with_placed(trial: Trial) -> Trial:
-    kind = next(kind for kind in KINDS if kind.name == trial.kind)
-    if not kind.prefill:
-        return trial
-    requests = make_requests(len(trial.measured), seed=1000 * trial.round, ids=kind.ids)
-    timing = timing_of(KNOWN if kind.timed else joint(trial.after), trial.before, timed=kind.timed)
-    remote = [answer.remote for answer in trial.measured]
-    placed = simulate_all(requests, trial.gap_ms, kind.shape, timing, remote=remote)
-    return replace(trial, simulated=trial.simulated | {"placed": placed})
 
 
 def errors(trials: Sequence[Trial], source: str) -> Iterator[str]:
@@ -64,7 +48,6 @@ def main() -> None:
     trials: list[Trial] = []
     for path in parser.parse_args().results:
         trials += msgspec.json.decode(path.read_bytes(), type=Results).trials
-    trials = [with_placed(trial) for trial in trials]
     print(HEADER)
     for trial in trials:
         print("\n".join(lines(trial)))
