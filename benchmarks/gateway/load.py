@@ -157,7 +157,7 @@ class _Run:
         events = body.count(b'"delta":{"content":') + body.count(b'"text":')
         wanted = self._job.tokens if self._job.stream else events
         if status != 200 or events != wanted or (self._job.stream and not body.endswith(b"data: [DONE]\n\n")):
-            self.failed(WrongAnswer(f"status {status}, {events} events instead of {wanted}: {body[:500]!r}"))
+            self.failed(WrongAnswer(f"status {status}, {events} events instead of {wanted}: {body[-500:]!r}"))
             return
         self._whole_s.append(whole_s)
         self._first_s.append(first_s)

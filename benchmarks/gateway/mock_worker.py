@@ -58,7 +58,7 @@ class _Running:
         self.ref = submit.ref
         self.prompt_tokens = len(submit.prompt_token_ids)
         self.wanted = submit.sampling.max_tokens
-        self.given = 0
+        self.given = len(submit.output_token_ids)
 
     def step(self) -> pb.RequestStep:
         self.given += 1

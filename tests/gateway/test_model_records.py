@@ -149,7 +149,7 @@ async def test_requests_wait_for_a_model_that_wakes(valkey: Valkey, operator: Op
 
 
 async def test_waiting_for_a_model_that_wakes_is_bounded(valkey: Valkey, operator: OperatorVoice) -> None:
-    async with running_gateway(redis_url=valkey.url, queue_timeout_s=1.0, queue_size=1) as running:
+    async with running_gateway(redis_url=valkey.url, queue_timeout_s=4.0, queue_size=1) as running:
         await said(operator, running, waking=True, retry_after_s=5)
         waiting = asyncio.create_task(ask(running))
         await eventually(lambda: running.gateway.dispatcher.waiting == 1)
