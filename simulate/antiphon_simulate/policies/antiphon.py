@@ -151,7 +151,8 @@ class AntiphonPolicy:
         request = arrival.request
         sla = self.cluster.sla
         self.table.workload = self._meter.workload(
-            waiting_tokens=self._line.waiting_tokens / len(self._prefillers),
+            # Gateways place what comes while nothing waits without putting it into the line.
+            waiting_tokens=self._line.waiting_tokens / len(self._prefillers) if len(self._line) > 1 else 0.0,
             ttft_limit_ms=_promise(self._promised_ms),
             evicted_reuse=self._asked_again / self._stored,
         )
