@@ -2,8 +2,8 @@
 
     python -m benchmarks.routing_speed.run
 
-Half of the workers prefill, half decode, all with load; prompts of 2,000 tokens in blocks of 64, with limits. The cases of
-each round are interleaved, so a busy minute of the machine meets them all; the least of the rounds is nearest to the
+Half of the workers prefill, half decode, all with load; prompts of 2,000 tokens in blocks of 64, with limits. The cases
+of each round are interleaved, so a busy minute of the machine meets them all; the least of the rounds is nearest to the
 code's own cost, the median says what the machine made of it.
 """
 
