@@ -148,6 +148,11 @@ def outage(before: MirrorCounters, after: MirrorCounters) -> bool:
     return after.outages > before.outages
 
 
+def outage_or_another_server(before: MirrorCounters, after: MirrorCounters) -> bool:
+    """Where the connection is made anew between two commands, only the other run id tells."""
+    return outage(before, after) or reload(before, after)
+
+
 def nothing(before: MirrorCounters, after: MirrorCounters) -> bool:
     """What was written or read twice changes nothing, and costs no reload."""
     return (after.gaps, after.reloads, after.catch_ups) == (before.gaps, before.reloads, before.catch_ups)
@@ -167,10 +172,10 @@ FAULTS = (
     Fault("unreadable events", write_nonsense, unreadable),
     Fault("gateway restarted", restart_the_gateway, all_loaded),
     Fault("worker restarted in place", restart_a_worker_in_place, reload),
-    Fault("Valkey restarted empty", restart_valkey_empty, outage),
+    Fault("Valkey restarted empty", restart_valkey_empty, outage_or_another_server),
     Fault("Valkey flushed", flush, reload),
     Fault("a set and an index evicted", lose_one_set, reload),
-    Fault("fail-over to a lagging replica", fail_over_to_a_lagging_replica, outage),
+    Fault("fail-over to a lagging replica", fail_over_to_a_lagging_replica, outage_or_another_server),
     Fault("Valkey frozen", freeze_valkey, outage),
     Fault("gateway cut off", cut_the_gateway_off, outage),
     Fault("answers to the workers lost", lose_the_answers_to_the_workers, nothing),

@@ -91,9 +91,9 @@ async def test_one_message_carries_all_requests_of_a_step(worker):
             *(client.run(client.submission(prompt_of(100, seed=n), max_tokens=40)) for n in range(8))
         )
         assert all(len(answer.token_ids) == 40 for answer in answers)
-        assert max(len(batch.steps) for batch in client.batches) == 8
-        refs = [[step.ref for step in batch.steps] for batch in client.batches]
-        assert all(len(set(batch)) == len(batch) for batch in refs)
+        # Two steps that end in one turn of a busy event loop go out together.
+        assert max(len({step.ref for step in batch.steps}) for batch in client.batches) == 8
+        assert len([batch for batch in client.batches if batch.steps]) < 8 * 40 / 2
     await worker.until_idle()
 
 
