@@ -30,9 +30,7 @@ _INFINITE = float("inf")
 
 # Rows of the table. Those of the first part are the worker's figures, those of the second follow from them.
 (
-    _QUEUED,
     _RUNNING,
-    _KV,
     _EMPTY,
     _FREE,
     _KNOWN,
@@ -46,10 +44,8 @@ _INFINITE = float("inf")
     _TPOT_MS,
     _LONGER_MS,
     _LOCAL_WAITING,
-    _PREFILLS,
-    _DECODES,
-) = range(18)
-ROWS = 18
+) = range(14)
+ROWS = 14
 
 
 class Narrowed(NamedTuple):
@@ -118,7 +114,6 @@ def narrow(
 
 def figures_of(view: WorkerView) -> tuple[float, ...]:
     step = view.step
-    live = not view.draining
     decode_token_ms = step.per_new_token_ms + step.per_sequence_ms
     decode_context_ms = step.per_token_context_ms + step.per_kv_token_ms
     batch = view.running + 1
@@ -127,9 +122,7 @@ def figures_of(view: WorkerView) -> tuple[float, ...]:
     shared_ms = 0.0 if prefills_only else view.running * decode_token_ms + view.kv_tokens * step.per_kv_token_ms
     tpot_ms = step.base_ms + batch * decode_token_ms + view.kv_tokens * decode_context_ms
     return (
-        view.queued_tokens,
         view.running,
-        view.kv_tokens,
         view.empty_blocks,
         view.free_blocks,
         view.total_blocks > 0,
@@ -143,8 +136,6 @@ def figures_of(view: WorkerView) -> tuple[float, ...]:
         tpot_ms,
         view.running * decode_token_ms,
         view.running + (view.role is WorkerRole.DECODE),
-        live and prefills_only,
-        live and not prefills_only and view.may_decode,
     )
 
 

@@ -1,8 +1,8 @@
 """The workers of one group as arrays, so that choosing among a thousand costs about what choosing among ten does.
 
-A decision has two parts. *Narrow*: the terms of `pricing` are computed for all workers at once, each side by itself
-(what a worker costs as P; as D; as both), with links at their default speed. *Price*: pairs of the best few of either
-side are priced exactly, cheapest bound first, until no other can win. The caller keeps the table true: `put` whenever
+A decision has two parts. *Narrow* (`narrowing`): the terms of `pricing` are computed for all workers at once, each side
+by itself, with links at their default speed; of a few workers it is left out. *Price*: the pairs that are left are
+priced exactly, cheapest bound first, until no other can win. The caller keeps the table true: `put` whenever
 a worker's figures changed or something was routed to it, `remove` when it left.
 """
 
