@@ -47,6 +47,7 @@ docs: $(INSTALLED) ## what is made from code: CRDs, plain manifests, reference p
 	$(BIN)/python -m antiphon_operator.resource.reference
 	$(BIN)/python -m tests.support.plain_manifests
 	$(BIN)/python -m tests.support.reference_tables
+	$(BIN)/python -m tests.support.plan_examples
 
 .PHONY: setup
 setup: $(INSTALLED) ## the environment only

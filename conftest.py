@@ -1,9 +1,10 @@
-"""`make test` runs all tests in two lanes side by side, to make use of two cores: those that mostly compute, and those
-that mostly wait for processes, probes and deadlines. Within a lane they run one after the other, as without lanes.
+"""`make test` runs all tests in lanes side by side: most of the time is spent waiting, for processes, probes and
+deadlines, and what computes needs one core. Within a lane tests run one after the other, as without lanes.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,11 +14,33 @@ from hypothesis import settings
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Of torch, here and in processes that tests start: threads that wait for each other at every barrier stand still
+    # whenever another lane has a core. Tests of threads ask for them.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-COMPUTING = ("tests/torch_engine/", "tests/engine/", "tests/policy/", "e2e/")
-"""All others wait."""
+COMPUTING = (
+    *("tests/torch_engine/", "tests/engine/"),
+    "e2e/test_gang_deaths.py",
+)
+"""Takes a core. The gangs of `e2e` are here as they have a Ray cluster of another token than those of `tests/gang`, and
+a process knows one only."""
+
+OPERATING = ("tests/charts/", "tests/cli/", "tests/cluster/", "tests/gang/", "tests/kube/", "tests/operator/")
+"""Gangs and operators are never beside each other: ten processes that start at once take all cores, which an operator's
+Lease of seconds may not bear."""
+
+
+def lane_of(nodeid: str) -> str:
+    """The other whole-system tests are no lane, but one after the other what a lane that has ended takes up."""
+    if nodeid.startswith(COMPUTING):
+        return "computing"
+    if nodeid.startswith(OPERATING):
+        return "operating"
+    return nodeid.partition("::")[0] if nodeid.startswith("e2e/") else "serving"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -29,6 +52,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "computing" if nodeid.startswith(COMPUTING) else "waiting"
+            return lane_of(nodeid)
 
     return Lanes(config, log)

@@ -55,7 +55,7 @@ async def _request(client: httpx.AsyncClient, url: str, number: int, dice: rando
     """One request; every second one is given up after a random while. Returns how it ended."""
     body = {
         "model": "demo",
-        "prompt": [dice.randrange(1000, 40_000) for _ in range(dice.choice((5, 60, 200, 500, 900)))],
+        "prompt": [dice.randrange(1000, 40_000) for _ in range(dice.choice((5, 20, 60, 130, 200, 300, 500, 900)))],
         "max_tokens": dice.randrange(1, 40),
         "temperature": dice.choice((0, 1)),
         "ignore_eos": True,

@@ -187,10 +187,12 @@ async def test_a_model_is_applied_asked_edited_rolled_scaled_and_deleted(tmp_pat
         gone = await http.post(f"{served.url}/v1/chat/completions", json=question("demo"))
         assert gone.status_code in (404, 503), gone.text
         async with Redis.from_url(served.redis_url) as redis:
-            keys = [
-                key async for key in redis.scan_iter("antiphon:*demo*") if not key.endswith((b":model", b":events"))
-            ]
-            assert keys == []
+
+            async def none_is_left() -> bool:
+                keys = [key async for key in redis.scan_iter("antiphon:*demo*")]
+                return all(key.endswith((b":model", b":events")) for key in keys)
+
+            await cluster.eventually(none_is_left, DEADLINE_S, what="nothing of the Model is left in Redis")
     left = set(psutil.Process().children(recursive=True)) - processes_before
     assert {process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE} == set()
 

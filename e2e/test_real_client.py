@@ -1,14 +1,21 @@
-"""The `openai` SDK, and the collected awkward requests, against `antiphon serve` with the real model.
+"""Clients that people use, and the collected awkward requests, against `antiphon serve` with the real model.
 
 Prefill and decode run in separate processes; what the answers say is the model's affair, what they look like is ours.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it looks for a newer one when it is imported
+
+import anthropic
+import litellm
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
 from tests.support.openai_cases import CHECKS
 from tests.support.serve import running_serve
@@ -106,6 +113,55 @@ def test_errors_are_the_sdk_s_own_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model="demo", prompt="word " * 20_000, max_tokens=4)
     assert long.value.code == "context_length_exceeded"
+
+
+class _Colour(BaseModel):
+    """A colour."""
+
+    red: bool
+    name: str
+
+
+def test_langchain(url: str) -> None:
+    chat = ChatOpenAI(model="demo", base_url=f"{url}/v1", api_key="none", max_retries=0, max_tokens=24, temperature=0)
+    whole = chat.invoke("Name three primary colours.")
+    assert whole.content
+    assert "".join(str(chunk.content) for chunk in chat.stream("Name three primary colours.")) == whole.content
+    colour = chat.bind(max_tokens=200).invoke(
+        "A colour, in JSON.",
+        response_format={
+            "type": "json_schema",
+            "json_schema": {
+                "name": "colour",
+                "schema": {
+                    "type": "object",
+                    "properties": {"red": {"type": "boolean"}, "name": {"enum": ["red", "blue"]}},
+                    "required": ["red", "name"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+    )
+    assert _Colour.model_validate_json(str(colour.content)).name in ("red", "blue")
+
+
+def test_litellm(url: str) -> None:
+    options = {"model": "openai/demo", "api_base": f"{url}/v1", "api_key": "none", "messages": _QUESTION}
+    whole = litellm.completion(**options, max_tokens=24, temperature=0)
+    chunks = list(litellm.completion(**options, max_tokens=24, temperature=0, stream=True))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert whole.usage.completion_tokens > 0
+
+
+def test_anthropic(url: str) -> None:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+        options = {"model": "demo", "max_tokens": 24, "messages": _QUESTION, "extra_body": {"temperature": 0}}
+        whole = client.messages.create(**options)
+        with client.messages.stream(**options) as stream:
+            text = "".join(stream.text_stream)
+        assert text == whole.content[0].text
+        assert whole.usage.output_tokens > 0
 
 
 @pytest.mark.parametrize("case", CHECKS)

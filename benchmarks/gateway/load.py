@@ -2,7 +2,8 @@
 
 Reads one `Job` a line from the standard input, opens the connections, answers "ready", waits for a line, runs the job,
 and answers with one `Outcome`. So whoever measures can read the server's CPU time right before and right after.
-Prompts are of one length and differ from request to request in their second half, as with a shared system prompt.
+Chats are of three kinds (`Chats`), by how much of them the server has seen before. Prompts of ids are of one length and
+differ from request to request in their second half, as with a shared system prompt.
 
 Every answer is checked: its status, and that as many events came as tokens were asked for. Other answers end the run.
 """
@@ -15,6 +16,7 @@ import itertools
 import statistics
 import sys
 import time
+from enum import StrEnum
 from typing import Any
 
 import httptools
@@ -25,11 +27,25 @@ SYSTEM_CHARACTERS = 1100
 USER_CHARACTERS = 960
 PROMPT_TOKEN_IDS = 2080
 """About as many tokens as the chat prompt has with a byte-level tokenizer."""
+TURNS = 4
+"""Of a conversation."""
+CONVERSATIONS = 50
+"""At once. Jobs are of whole multiples of their turns."""
 DEADLINE_S = 110.0
 
 _SYSTEM = ("You are a patient assistant who answers briefly and says what is not known. " * 20)[:SYSTEM_CHARACTERS]
 _SENTENCE = "The quick brown fox jumps over the lazy dog while seven judges quietly boxed the wizard. " * 20
 _nonces = itertools.count(int(time.time() * 1000) % 10**9 * 1000)
+
+
+class Chats(StrEnum):
+    SYSTEM = "system"
+    """A system prompt that all share, and a question that nobody asked before."""
+    NEW = "new"
+    """Of the same length, and nothing in it that was there before."""
+    TURNS = "turns"
+    """Conversations of four turns, one request a turn: the system prompt and the earlier turns come again, the last
+    answer and the new question are new."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -44,7 +60,8 @@ class Job(msgspec.Struct, frozen=True):
     prompt_tokens: int = PROMPT_TOKEN_IDS
     """Of a completions prompt."""
     prompt_characters: int = SYSTEM_CHARACTERS + USER_CHARACTERS
-    """Of a chat's two messages."""
+    """Of a chat's system prompt and one question. An answer is as long as a question."""
+    chats: Chats = Chats.SYSTEM
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -65,9 +82,7 @@ def request_bytes(job: Job) -> bytes:
     nonce = next(_nonces)
     common = {"model": job.model, "max_tokens": job.tokens, "stream": job.stream, "temperature": 0, "ignore_eos": True}
     if job.endpoint == "chat":
-        system = _SYSTEM[: job.prompt_characters * SYSTEM_CHARACTERS // (SYSTEM_CHARACTERS + USER_CHARACTERS)]
-        user = f"{nonce:014d} {_SENTENCE}"[: job.prompt_characters - len(system)]
-        body = common | {"messages": [{"role": "system", "content": system}, {"role": "user", "content": user}]}
+        body = common | {"messages": _messages(job, nonce)}
     else:
         half = job.prompt_tokens // 2
         own = [int(digit) for digit in f"{nonce:014d}"]
@@ -79,6 +94,24 @@ def request_bytes(job: Job) -> bytes:
         f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
+
+
+def _messages(job: Job, nonce: int) -> list[dict[str, str]]:
+    system = _SYSTEM[: job.prompt_characters * SYSTEM_CHARACTERS // (SYSTEM_CHARACTERS + USER_CHARACTERS)]
+    characters = job.prompt_characters - len(system)
+    if job.chats is Chats.NEW:
+        system = f"{nonce:014d} {system}"[: len(system)]
+    conversation, turn = nonce, 0
+    if job.chats is Chats.TURNS:
+        # All first turns of some conversations, then all second ones: whoever asks has had its answer.
+        block, at = divmod(nonce, TURNS * CONVERSATIONS)
+        turn, number = divmod(at, CONVERSATIONS)
+        conversation = block * CONVERSATIONS + number
+    messages = [{"role": "system", "content": system}]
+    for number in range(2 * turn + 1):
+        text = f"{conversation:014d} {number} {_SENTENCE}"[:characters]
+        messages.append({"role": "assistant" if number % 2 else "user", "content": text})
+    return messages
 
 
 def _ids(count: int) -> list[int]:
@@ -141,8 +174,9 @@ class _Run:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._requests = [request_bytes(job) for _ in range(job.requests)]
-        self.request_bytes = len(self._requests[0])
+        # Taken from the end, in the order in which they were made: a conversation's first turn comes first.
+        self._requests = [request_bytes(job) for _ in range(job.requests)][::-1]
+        self.request_bytes = len(self._requests[-1])
         self._open = job.requests
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._whole_s: list[float] = []

@@ -5,7 +5,8 @@ Every server has four workers that answer at once (`targets.py`), so that what i
     ids     completions with token ids given, 2.1 KB: what a router does that need not tokenise. The Rust routers
             refuse token ids; they get a chat of as many bytes, which they do not tokenise either
     chunks  streams whose workers are paced: the cost of a chunk by itself
-    text    chat of about 320 tokens with a real tokenizer and template, 16 tokens out, against Dynamo
+    text    chats with a real tokenizer and template, 16 tokens out, against Dynamo: about 320 tokens with a system
+            prompt that all share, as many and all of them new, and conversations that grow to 1,100 (`load.Chats`)
 
 In each round every case meets every server in turn, so that what else the machine does meets all alike; tables show
 medians over the rounds. CPU time is the process's own, of all its threads, less what it needs when idle for as long.
@@ -31,7 +32,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from benchmarks.gateway.load import Job, Outcome
+from benchmarks.gateway.load import Chats, Job, Outcome
 from benchmarks.gateway.targets import (
     ROUTERS,
     Stage,
@@ -59,11 +60,13 @@ class Case:
     requests: int
     prompt_tokens: int = 512
     prompt_characters: int = 2060
+    chats: Chats = Chats.SYSTEM
 
     @property
     def label(self) -> str:
         how = "stream" if self.stream else "whole"
-        return f"{self.endpoint}, {how}, {self.tokens} tokens, {self.connections} at once"
+        what = f"chat, {self.chats}" if self.endpoint == "chat" else self.endpoint
+        return f"{what}, {how}, {self.tokens} tokens, {self.connections} at once"
 
 
 SUITES: dict[str, list[Case]] = {
@@ -79,7 +82,8 @@ SUITES: dict[str, list[Case]] = {
         for tokens in (1, 33)
     ],
     "text": [
-        Case("chat", stream, 16, connections, 200 if connections == 1 else 800, prompt_characters=1400)
+        Case("chat", stream, 16, connections, 200 if connections == 1 else 800, prompt_characters=1400, chats=chats)
+        for chats in Chats
         for connections in (1, 32)
         for stream in (False, True)
     ],
@@ -126,6 +130,7 @@ class Client:
             requests=case.requests,
             prompt_tokens=case.prompt_tokens,
             prompt_characters=case.prompt_characters,
+            chats=case.chats,
         )
         self._hears(msgspec.json.encode(job))
         await self._says()

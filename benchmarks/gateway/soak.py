@@ -2,9 +2,10 @@
 
 Chat and completions, whole and streamed, short and long, at 1 to 64 at once, turn by turn; between turns all
 connections are closed and opened anew. The slope is a least-squares fit over the second half of the run, after what
-is kept on purpose (the last requests' explanations, caches) has filled.
+is kept on purpose (the last requests' explanations, caches) has filled. With `--share` the load rests between turns, so
+that it takes only that part of the time: memory is what is looked at, and the machine may have other work.
 
-    python -m benchmarks.gateway.soak --minutes 30
+    python -m benchmarks.gateway.soak --minutes 30 --share 0.25
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Sampled:
             await asyncio.sleep(SAMPLE_S)
 
 
-async def soak(minutes: float) -> dict[str, Any]:
+async def soak(minutes: float, share: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gateway-soak-") as folder:
         async with stage(Path(folder)) as own:
             mocks = await start_mocks(own, "mock_worker")
@@ -68,12 +69,15 @@ async def soak(minutes: float) -> dict[str, Any]:
                 for case in itertools.cycle(CASES):
                     if time.monotonic() > ends_at:
                         break
+                    began = time.monotonic()
                     await client.run(target, case)
                     requests += case.requests
+                    await asyncio.sleep((time.monotonic() - began) * (1 / share - 1))
             except RuntimeError as error:
                 raise RuntimeError(f"{own.log_of('client')}\n{own.log_of('antiphon')}") from error
             finally:
                 following.cancel()
+            cpu_s = target.cpu_s()
             warnings = own.log_of("antiphon").count(" warning ") + own.log_of("antiphon").count(" error ")
     half = len(sampled.at_s) // 2
     _, slope = fit(sampled.at_s[half:], sampled.memory_bytes[half:])
@@ -82,6 +86,7 @@ async def soak(minutes: float) -> dict[str, Any]:
         "requests": requests,
         "slope_bytes_per_hour": slope * 3600,
         "bytes_per_request": slope * (sampled.at_s[-1] / requests),
+        "gateway_cpu_s": cpu_s,
         "warnings_in_the_end_of_the_log": warnings,
         "at_s": sampled.at_s,
         "memory_bytes": sampled.memory_bytes,
@@ -91,11 +96,15 @@ async def soak(minutes: float) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--share", type=float, default=1.0, help="part of the time under load (default: all)")
+    parser.add_argument("--commit", default="", help="what is measured, to stand in the result")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "soak.json")
     options = parser.parse_args(arguments)
-    result = uvloop.run(soak(options.minutes))
+    result = uvloop.run(soak(options.minutes, options.share))
     raw = {
         "command": "python -m benchmarks.gateway.soak " + " ".join(arguments),
+        "commit": options.commit,
+        "load_average_after": os.getloadavg(),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         **result,

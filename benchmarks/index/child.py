@@ -68,9 +68,14 @@ def _ask(contestant: Contestant, case: str, blocks: int, count: int, seed: str) 
         times = taken_us[form] = []
         for question in [workload.question(case, blocks, draw) for _ in range(count)]:
             chain = contestant.chain(question.packed)
+            if question.after is not None:
+                contestant.apply(contestant.stored(question.after))
+                contestant.ask(chain[:1])  # Whatever was only put into a queue is done now.
             started = time.perf_counter_ns()
             found = ask(chain)
             times.append((time.perf_counter_ns() - started) / 1e3)
+            if question.after is not None:
+                contestant.apply(contestant.removed(question.after))
             if form == "dict" and contestant.answer(found) != question.answer:
                 raise AssertionError(f"{case}, {blocks} blocks: a wrong answer: {found}")
     return taken_us

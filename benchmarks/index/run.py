@@ -2,9 +2,10 @@
 
 In each round both start anew, in processes of their own, and do each step in turn (who is first changes every round),
 so that what else the machine does meets both alike. Figures are medians over the rounds; a ratio is the median of the
-rounds' ratios. Without `--dynamo-python` only ours is measured. Prints markdown; raw numbers go to `results/`.
+rounds' ratios. Without `--dynamo-python` only ours is measured; with `--before` also ours of another checkout, whose
+`kvtransfer/` is given. Prints markdown; raw numbers go to `results/`.
 
-    python -m benchmarks.index.run --rounds 5 --dynamo-python PATH
+    python -m benchmarks.index.run --rounds 5 --dynamo-python PATH --before FOLDER
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +51,25 @@ class Child:
         return answer
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a contestant's process is started."""
+
+    contestant: str
+    python: str
+    package: Path | None = None
+    """The folder that `antiphon_kvtransfer` is taken from, if not the usual one."""
+
+
 @contextmanager
-def child(python: str, name: str) -> Iterator[Child]:
+def child(start: Start) -> Iterator[Child]:
     process = subprocess.Popen(
-        [python, "-m", "benchmarks.index.child", name],
+        [start.python, "-m", "benchmarks.index.child", start.contestant],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        env=os.environ | ({"PYTHONPATH": str(start.package)} if start.package else {}),
     )
     try:
         yield Child(process)
@@ -65,11 +78,11 @@ def child(python: str, name: str) -> Iterator[Child]:
         process.wait()
 
 
-def measure(pythons: dict[str, str], asked: int, batches: int) -> Round:
+def measure(starts: dict[str, Start], asked: int, batches: int) -> Round:
     """One round."""
-    figures: Round = {name: {} for name in pythons}
+    figures: Round = {name: {} for name in starts}
     with ExitStack() as stack:
-        children = {name: stack.enter_context(child(python, name)) for name, python in pythons.items()}
+        children = {name: stack.enter_context(child(start)) for name, start in starts.items()}
         for phase in workload.PHASES:
             for name, each in children.items():
                 figures[name][f"store {phase}"] = each.tell("store", phase)
@@ -108,16 +121,15 @@ def tables(rounds: Sequence[Round]) -> str:
 def _look_ups(rounds: Sequence[Round]) -> str:
     names = list(rounds[0])
     heads = [cell for name in names for cell in (f"{name} p50 us", "p99")]
-    if len(names) == 2:
-        heads += ["ratio p50", "p99"]
+    others = names[1:]
+    heads += [head for name in others for head in (f"ratio to {name}, p50", "p99")]
     heads += [f"{name}, brief, p50" for name in names]
     lines = [_row(["blocks", "held by", *heads]), _rule(2 + len(heads))]
     for blocks in LENGTHS:
         for case in workload.CASES:
             p50, p99 = (_asked(case, blocks, "dict", key) for key in ("p50_us", "p99_us"))
             cells = [f"{_median(rounds, name, figure):.1f}" for name in names for figure in (p50, p99)]
-            if len(names) == 2:
-                cells += [f"{_ratio(rounds, figure):.2f}" for figure in (p50, p99)]
+            cells += [f"{_ratio(rounds, name, figure):.2f}" for name in others for figure in (p50, p99)]
             brief = _asked(case, blocks, "brief", "p50_us")
             cells += [f"{_median(rounds, name, brief):.1f}" for name in names]
             lines.append(_row([str(blocks), case, *cells]))
@@ -126,12 +138,12 @@ def _look_ups(rounds: Sequence[Round]) -> str:
 
 def _changes(rounds: Sequence[Round]) -> str:
     names = list(rounds[0])
-    heads = [*names, "ratio"] if len(names) == 2 else names
+    others = names[1:]
+    heads = [*names, *(f"ratio to {name}" for name in others)]
     lines = [_row(["", *heads]), _rule(1 + len(heads))]
     for title, figure, digits in _change_figures():
         cells = [f"{_median(rounds, name, figure):,.{digits}f}" for name in names]
-        if len(names) == 2:
-            cells.append(f"{_ratio(rounds, figure):.2f}")
+        cells += [f"{_ratio(rounds, name, figure):.2f}" for name in others]
         lines.append(_row([title, *cells]))
     return "\n".join(lines)
 
@@ -185,9 +197,9 @@ def _median(rounds: Sequence[Round], name: str, figure: Figure) -> float:
     return statistics.median(figure(each[name]) for each in rounds)
 
 
-def _ratio(rounds: Sequence[Round], figure: Figure) -> float:
-    """Ours over the peer's."""
-    return statistics.median(figure(each["ours"]) / figure(each["dynamo"]) for each in rounds)
+def _ratio(rounds: Sequence[Round], other: str, figure: Figure) -> float:
+    """Ours over the other's."""
+    return statistics.median(figure(each["ours"]) / figure(each[other]) for each in rounds)
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -207,17 +219,20 @@ def main() -> None:
     parser.add_argument("--asked", type=int, default=1000, help="look-ups of each kind a round")
     parser.add_argument("--batches", type=int, default=5, help="in so many parts, in turn with the peer's")
     parser.add_argument("--dynamo-python", help="the interpreter of an environment with ai-dynamo-runtime")
+    parser.add_argument("--before", type=Path, help="a `kvtransfer/` folder of another checkout")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "index.json")
     options = parser.parse_args()
-    pythons = {"ours": sys.executable}
+    starts = {"ours": Start("ours", sys.executable)}
     if options.dynamo_python:
-        pythons["dynamo"] = options.dynamo_python
+        starts["dynamo"] = Start("dynamo", options.dynamo_python)
+    if options.before:
+        starts["before"] = Start("ours", sys.executable, options.before)
     rounds: list[Round] = []
     loads: list[float] = []
     for number in range(options.rounds):
-        order = sorted(pythons, reverse=number % 2 == 0)
-        found = measure({name: pythons[name] for name in order}, options.asked, options.batches)
-        rounds.append({name: found[name] for name in pythons})
+        order = sorted(starts, reverse=number % 2 == 0)
+        found = measure({name: starts[name] for name in order}, options.asked, options.batches)
+        rounds.append({name: found[name] for name in starts})
         loads.append(round(os.getloadavg()[0], 1))
         print(f"round {number + 1} of {options.rounds}, load {loads[-1]}", file=sys.stderr)
         options.results.parent.mkdir(exist_ok=True)
@@ -225,7 +240,8 @@ def main() -> None:
             json.dumps(
                 {
                     "command": f"python -m benchmarks.index.run --rounds {options.rounds} --asked {options.asked}"
-                    + (" --dynamo-python PATH" if options.dynamo_python else ""),
+                    + (" --dynamo-python PATH" if options.dynamo_python else "")
+                    + (" --before FOLDER" if options.before else ""),
                     "python": platform.python_version(),
                     "cores": os.cpu_count(),
                     "load_average_after_each_round": loads,

@@ -22,8 +22,9 @@ HASH_BYTES = 16
 PHASES = ("own", "ten", "all", "steps")
 """In this order they are stored."""
 
-CASES = ("one", "half", "ten", "all", "steps", "none")
-"""Who holds the chain asked for: one worker; one worker, half of it; ten; all; all, each another length; nobody."""
+CASES = ("one", "half", "ten", "all", "steps", "moving", "none")
+"""Who holds the chain asked for: one worker; one worker, half of it; ten; all; all, each another length; the same, but
+just before each question one of them has stored one more block of it; nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class Question:
     packed: bytes
     answer: dict[int, int]
     """Worker -> leading blocks."""
+    after: Event | None = None
+    """Stored just before it is asked, and removed after."""
 
 
 def question(case: str, blocks: int, draw: random.Random) -> Question:
@@ -90,6 +93,12 @@ def question(case: str, blocks: int, draw: random.Random) -> Question:
         return Question(chain("all", blocks), dict.fromkeys(range(WORKERS), blocks))
     if case == "steps":
         return Question(chain("steps", blocks), {worker: min(blocks, step_length(worker)) for worker in range(WORKERS)})
+    if case == "moving":
+        worker = draw.randrange(WORKERS * 9 // 10)
+        lengths = {worker: step_length(worker) for worker in range(WORKERS)}
+        lengths[worker] += 1
+        event = _event(worker, "steps", lengths[worker] - 1, lengths[worker])
+        return Question(chain("steps", blocks), {each: min(blocks, held) for each, held in lengths.items()}, event)
     worker = draw.randrange(WORKERS)
     name = f"own-{worker}-0"
     if case == "one":

@@ -12,7 +12,6 @@ from collections import deque
 from typing import Any
 
 import uvloop
-from antiphon_kvtransfer import _redis, announcer
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.records import WorkerRecord
@@ -20,9 +19,6 @@ from antiphon_kvtransfer.records import WorkerRecord
 from benchmarks.index_redis.child import answer_lines, cpu_s
 
 _TICK_S = 0.01
-_DEADLINE_S = 10.0
-"""Hundreds of workers share this process: on a busy machine its pauses are longer than a worker's deadline for a
-command, and hundreds of new sessions at once would make them longer still."""
 BLOCKS_A_CHANGE = 2
 
 
@@ -49,6 +45,17 @@ class FullPool:
         self.announcer.block_change(self.sequence, stored, removed)
 
 
+class GivenUp(logging.Handler):
+    """Counts the outages of which announcers say that an answer took too long: each says so once per outage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += "no answer within" in record.getMessage()
+
+
 def record_of(worker_id: str, model: str, blocks: int) -> WorkerRecord:
     return WorkerRecord(
         worker_id=worker_id,
@@ -72,6 +79,12 @@ def digest_of(hashes: frozenset[BlockHash]) -> str:
 async def main(redis: str, model: str, first: int, count: int, blocks: int) -> None:
     pools = {f"w{number}": FullPool(blocks) for number in range(first, first + count)}
     wanted_per_s = 0.0
+
+    given_up = GivenUp()
+    membership = logging.getLogger("antiphon.membership")
+    membership.addHandler(given_up)
+    membership.setLevel(logging.WARNING)
+    membership.propagate = False
 
     async def change() -> None:
         loop = asyncio.get_running_loop()
@@ -99,12 +112,12 @@ async def main(redis: str, model: str, first: int, count: int, blocks: int) -> N
                 return {
                     "cpu_s": cpu_s(),
                     "healthy": sum(writer.healthy for writer in writers),
+                    "given_up": given_up.count,
                     "republished": sum(writer.republished for writer in writers),
                     "changes": sum(pool.sequence for pool in pools.values()),
                 }
         return None
 
-    _redis.COMMAND_DEADLINE_S = announcer.COMMAND_DEADLINE_S = _DEADLINE_S
     async with asyncio.TaskGroup() as group:
         for worker_id, pool in pools.items():
             writer = WorkerAnnouncer(redis, record_of(worker_id, model, blocks), pool.snapshot)

@@ -85,23 +85,33 @@ class Gauge:
 
 
 class Results(dict[str, Any]):
-    """Says what it is given, as a run takes minutes."""
+    """Says and writes what it is given, as a run takes minutes, and one that does not end says something too."""
+
+    def __init__(self, about: dict[str, Any], output: Path | None) -> None:
+        super().__init__(about=about)
+        self._output = output
 
     def __setitem__(self, name: str, found: Any) -> None:
         super().__setitem__(name, found)
+        self["about"]["load_after"] = os.getloadavg()
         print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
+        if self._output:
+            self._output.write_text(self.text() + "\n")
+
+    def text(self) -> str:
+        return json.dumps(self, indent=1)
 
 
 class Stage:
     """Server, fleets, and a reader that comes and goes."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, results: Results) -> None:
         self._options = options
+        self.results = results
         self._stack = AsyncExitStack()
         self.server = Valkey()
         self.gauge = Gauge(self.server)
         self.fleets: list[Child] = []
-        self.results = Results()
 
     async def __aenter__(self) -> Stage:
         self._stack.enter_context(self.server)
@@ -127,7 +137,14 @@ class Stage:
             fleet = self._fleet(MODEL, number * each, each, self._options.blocks)
             self.fleets.append(await self._stack.enter_async_context(fleet))
         await self._until(lambda states: sum(state["healthy"] for state in states) == each * FLEETS)
-        self.results["fleet starts"] = self.gauge.read() | {"took_s": time.monotonic() - started, "workers": count}
+        self.results["fleet starts"] = self.gauge.read() | {
+            "took_s": time.monotonic() - started,
+            "workers": count,
+            "given_up": await self._given_up(),
+        }
+
+    async def _given_up(self) -> int:
+        return sum([(await fleet.ask("state"))["given_up"] for fleet in self.fleets])
 
     async def start_gateways(self) -> None:
         rounds = []
@@ -149,6 +166,7 @@ class Stage:
                 await asyncio.sleep(2)
                 self.results[f"changes {per_s}/s"] = await self._watch(reader, self._options.seconds)
             await self._change(0)
+            self.results["given up in all"] = await self._given_up()
             self.results["equal"] = await self._equal(reader)
             self.gauge.reset()
             await reader.ask("state", forget=True)
@@ -248,15 +266,13 @@ class Stage:
             await asyncio.sleep(0.05)
 
 
-async def measure(options: Options) -> dict[str, Any]:
-    async with Stage(options) as stage:
+async def measure(options: Options, results: Results) -> None:
+    async with Stage(options, results) as stage:
         await stage.announce()
         await stage.start_gateways()
         await stage.follow()
-        results = stage.results
-    async with Stage(options) as stage:
+    async with Stage(options, results) as stage:
         await stage.one_large_set()
-        return results | stage.results
 
 
 def main() -> None:
@@ -279,21 +295,18 @@ def main() -> None:
         arguments.seconds,
         arguments.package,
     )
-    load = os.getloadavg()
-    results = asyncio.run(measure(options))
     about = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "cores": os.cpu_count(),
-        "load_before": load,
+        "load_before": os.getloadavg(),
         "python": platform.python_version(),
         "package": "other" if options.package else "this",
         "workers": options.workers,
         "blocks": options.blocks,
     }
-    text = json.dumps({"about": about} | results, indent=1)
-    if arguments.output:
-        arguments.output.write_text(text + "\n")
-    print(text)
+    results = Results(about, arguments.output)
+    asyncio.run(measure(options, results))
+    print(results.text())
 
 
 if __name__ == "__main__":

@@ -40,8 +40,11 @@ _SUMMARY = {
     "prepare": "download and convert a model, so that later starts need no network",
     "render": "print the Kubernetes objects that a Model would be made of",
     "fetch": "download a model's weights into a folder named by its commit",
+    "plan": "which tensor, pipeline and expert sizes of a model fit some GPUs",
+    "chat": "a conversation with a model, in the terminal",
     "explain": "why a request went where it went",
-    "simulate": "what routing policies would give on a recorded workload",
+    "decisions": "why a model's pools have the sizes they have",
+    "simulate": "what routing and scaling would give on a recorded workload",
     "version": "print the version",
 }
 
@@ -69,7 +72,10 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         "render": _render,
         "fetch": _fetch,
         "simulate": _simulate,
+        "plan": _plan,
+        "chat": _chat,
         "explain": _explain,
+        "decisions": _decisions,
         "version": _version,
     }
     try:
@@ -119,9 +125,17 @@ def known_options() -> tuple[OptionSpec, ...]:
     from antiphon_operator.options import OperatorOptions
     from antiphon_worker.options import WorkerOptions
 
-    from antiphon.options import ExplainOptions, ServeOptions
+    from antiphon.options import ChatOptions, DecisionsOptions, ExplainOptions, ServeOptions
 
-    kinds = (ServeOptions, WorkerOptions, GatewayOptions, OperatorOptions, ExplainOptions)
+    kinds = (
+        ServeOptions,
+        WorkerOptions,
+        GatewayOptions,
+        OperatorOptions,
+        ChatOptions,
+        ExplainOptions,
+        DecisionsOptions,
+    )
     return tuple(spec for kind in kinds for spec in specs(kind))
 
 
@@ -137,6 +151,15 @@ def _worker(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     parsed = _parse("worker", arguments, specs(WorkerOptions), environment)
     options = load(WorkerOptions, parsed, environment)
     _begin(options.worker_id or "worker", "antiphon-worker", options, level=options.log_level, json=options.log_json)
+
+    from antiphon.fetch_errors import FetchError
+    from antiphon.model_reference import for_worker
+
+    try:
+        options = for_worker(options, log.info)
+    except FetchError as error:
+        log.error("%s", error)
+        return error.exit_code
 
     from antiphon_decode import DecodeService
     from antiphon_prefill import PrefillService
@@ -211,16 +234,34 @@ def _fetch(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     return run_fetch(arguments)
 
 
+def _chat(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon.chat import run_chat
+
+    return run_chat(arguments, environment, known_options())
+
+
 def _explain(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     from antiphon.explain import run_explain
 
     return run_explain(arguments, environment, known_options())
 
 
+def _decisions(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon.decisions import run_decisions
+
+    return run_decisions(arguments, environment, known_options())
+
+
 def _simulate(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     from antiphon.simulate import run_simulate
 
     return run_simulate(arguments)
+
+
+def _plan(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    from antiphon.plan import run_plan
+
+    return run_plan(arguments, environment)
 
 
 def _version(arguments: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -78,6 +78,7 @@ class Child:
 
     def __init__(self, spec: ChildSpec, console: Console) -> None:
         self.spec = spec
+        """Of the next process there. May be set any time."""
         self.ready = asyncio.Event()
         """Set while the process there is now is ready."""
         self._console = console

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import enum
-import ipaddress
 import shutil
 import sys
 import textwrap
@@ -16,7 +15,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 from antiphon_gateway import explain_text
@@ -27,6 +25,7 @@ from antiphon_gateway.explain_text import Table
 from antiphon_telemetry.exit import ExitCode
 
 from antiphon.configuration import ConfigurationError, OptionSpec, add_arguments, check_environment, load, specs
+from antiphon.endpoint import api_key, base_url, opener
 from antiphon.options import ExplainOptions
 
 _DEADLINE_S = 10.0
@@ -100,7 +99,7 @@ def run_explain(arguments: Sequence[str], environment: Mapping[str, str], known:
     check_environment(environment, known)
     options = load(ExplainOptions, parsed, environment)
     try:
-        found = _ask_each(_gateways(options.gateway), parsed.id, _api_key(options.api_key_file))
+        found = _ask_each(_gateways(options.gateway), parsed.id, api_key(options.api_key_file))
     except _NotTold as error:
         print(f"antiphon: {error}", file=sys.stderr)
         return _EXIT_CODES[error.failure]
@@ -124,27 +123,10 @@ def run_explain(arguments: Sequence[str], environment: Mapping[str, str], known:
 
 def _gateways(given: Sequence[str]) -> list[str]:
     """Their base URLs. Raises ConfigurationError."""
-    urls = [url.strip().rstrip("/") for text in given for url in text.split(",") if url.strip()]
-    for url in urls:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"--gateway {url!r} is no URL of a gateway: say http://HOST:PORT")
+    urls = [url for text in given for url in text.split(",") if url.strip()]
     if not urls:
         raise ConfigurationError("--gateway names no gateway: say http://HOST:PORT")
-    return [url.removesuffix("/v1") for url in urls]
-
-
-def _api_key(path: str) -> str:
-    """Raises ConfigurationError."""
-    if not path:
-        return ""
-    try:
-        key = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--api-key-file {path} cannot be read: {error}") from error
-    if not key or len(key.split()) != 1:
-        raise ConfigurationError(f"--api-key-file {path} holds no key: it is to hold one, and nothing else")
-    return key
+    return [base_url(url, "--gateway") for url in urls]
 
 
 def _ask_each(gateways: Sequence[str], request_id: str, api_key: str) -> Explanation:
@@ -165,7 +147,7 @@ def _ask(gateway: str, request_id: str, api_key: str) -> Explanation:
     if api_key:
         request.add_unredirected_header("authorization", f"Bearer {api_key}")
     try:
-        with _opener(gateway).open(request, timeout=_DEADLINE_S) as response:
+        with opener(gateway).open(request, timeout=_DEADLINE_S) as response:
             body = response.read(_MOST_BYTES)
     except urllib.error.HTTPError as error:
         with error:
@@ -192,16 +174,6 @@ def _refused(gateway: str, status: int, body: bytes) -> _NotTold:
     if status == 401:
         return _NotTold(_Failure.REFUSED, f"{gateway}: {said} Name a file that holds it with --api-key-file.")
     return _NotTold(_Failure.NOT_KNOWN if status == 404 else _Failure.REFUSED, f"{gateway}: {said}")
-
-
-def _opener(gateway: str) -> urllib.request.OpenerDirector:
-    """No proxy stands between a machine and itself."""
-    host = urllib.parse.urlsplit(gateway).hostname or ""
-    try:
-        own = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        own = host == "localhost"
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})) if own else urllib.request.build_opener()
 
 
 # -- telling

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon_telemetry.exit import ExitCode, leave
 
-from antiphon.fetch_errors import FetchError, explained
+from antiphon.fetch_errors import MODEL, FetchError, Wording, explained
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -106,30 +106,30 @@ def run_fetch(arguments: Sequence[str]) -> int:
     return code
 
 
-def fetch(uri: str, revision: str, to: Path, *, resolve_only: bool = False) -> str:
-    """Fetch (or only find) the model; what was found, as one line of JSON. Raises FetchError."""
+def fetch(uri: str, revision: str, to: Path, *, resolve_only: bool = False, wording: Wording = MODEL) -> str:
+    """Fetch (or only find) the model; what was found, as one line of JSON. Raises FetchError, in this wording."""
     match = _URI.match(uri)
     if match is None:
-        raise FetchError(f"{uri!r} is not `hf://org/name`: correct spec.source.uri", ExitCode.BAD_INPUT)
+        raise FetchError(f"{uri!r} is not `hf://org/name`: correct {wording.uri}", ExitCode.BAD_INPUT)
     repository = match[1]
     if not resolve_only and _COMMIT.match(revision) and (folder := _folder(to, repository, revision)).is_dir():
         return _told(revision, _bytes_below(folder), folder)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    _trust_the_usual_too()
+    _trust_the_usual_too(wording)
     from huggingface_hub import HfApi
 
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="antiphon")
-    with explained(repository, revision, hub.endpoint):
-        found = _find(hub, repository, revision)
+    with explained(repository, revision, hub.endpoint, wording):
+        found = _find(hub, repository, revision, wording)
     folder = _folder(to, repository, found.commit)
     _say(f"{repository} at {revision or 'its main branch'}: commit {found.commit}, {_gigabytes(found.size_bytes)}")
     if not resolve_only:
-        with explained(repository, revision, hub.endpoint):
-            _bring(hub, found, folder)
+        with explained(repository, revision, hub.endpoint, wording):
+            _bring(hub, found, folder, wording)
     return _told(found.commit, found.size_bytes, folder)
 
 
-def _trust_the_usual_too() -> None:
+def _trust_the_usual_too(wording: Wording) -> None:
     """SSL_CERT_FILE names the Model's own certificates; they are to count beside the image's, not instead of them."""
     own = os.environ.get("SSL_CERT_FILE")
     usual = next((path for path in _USUAL_CERTIFICATES if path.is_file()), None)
@@ -139,7 +139,7 @@ def _trust_the_usual_too() -> None:
         both = usual.read_bytes() + b"\n" + Path(own).read_bytes()
     except OSError as error:
         raise FetchError(
-            f"the certificates cannot be read: {error}: correct spec.caBundle", ExitCode.BAD_INPUT
+            f"the certificates cannot be read: {error}: correct {wording.certificates}", ExitCode.BAD_INPUT
         ) from error
     together = Path(tempfile.mkdtemp(prefix="antiphon-")) / "ca.crt"
     together.write_bytes(both)
@@ -159,13 +159,13 @@ def _told(commit: str, size_bytes: int, folder: Path) -> str:
     return json.dumps({"revision": commit, "size_bytes": size_bytes, "path": str(folder)})
 
 
-def _find(hub: HfApi, repository: str, revision: str) -> Found:
+def _find(hub: HfApi, repository: str, revision: str, wording: Wording) -> Found:
     info = hub.model_info(repository, revision=revision or None, files_metadata=True, timeout=_REQUEST_TIMEOUT_S)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _is_taken(file.rfilename)}
     if info.sha is None or not any(name.endswith(".safetensors") for name in sizes):
         raise FetchError(
             f"{repository} has no safetensors files (pickles are not loaded): name a repository in safetensors "
-            "format in spec.source.uri",
+            f"format in {wording.uri}",
             ExitCode.BAD_INPUT,
         )
     return Found(repository=repository, commit=info.sha, sizes=sizes)
@@ -178,7 +178,7 @@ def _is_taken(name: str) -> bool:
     return "/" not in name and matches(TAKEN) and not matches(LEFT)
 
 
-def _bring(hub: HfApi, found: Found, folder: Path) -> None:
+def _bring(hub: HfApi, found: Found, folder: Path, wording: Wording) -> None:
     """Download beside `folder`, then make it appear."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(folder) as partial:
@@ -193,7 +193,7 @@ def _bring(hub: HfApi, found: Found, folder: Path) -> None:
         if missing + _SPARE_BYTES > free:
             raise FetchError(
                 f"{_gigabytes(missing)} are still to be written below {folder.parent}, where {_gigabytes(free)} are "
-                "free: make the claim larger, or raise spec.source.cache.size on nodes with larger disks",
+                f"free: {wording.room}",
                 ExitCode.FAILURE,
             )
         _download(hub, found, partial)

@@ -16,17 +16,29 @@ def prepare(model: str, engine: str, cache_dir: str) -> int:
     """Prepare `model` for `engine`; the exit code. Progress and errors are lines on stderr."""
     if engine != "torch":
         return ExitCode.OK
-    if model != "demo":
-        if Path(model).is_dir():
-            return ExitCode.OK
-        _say(f"there is no model folder {model!r}: name a folder in Hugging Face layout, or `demo`")
-        return ExitCode.BAD_INPUT
-
     from antiphon_engine.torch_engine.demo import default_cache_dir, prepare_demo
     from antiphon_engine.torch_engine.errors import TorchEngineError
 
+    from antiphon.fetch_errors import FetchError
+    from antiphon.model_reference import fetched, parse_reference
+
+    cache = Path(cache_dir) if cache_dir else default_cache_dir()
     try:
-        prepare_demo(Path(cache_dir) if cache_dir else default_cache_dir(), _say)
+        reference = parse_reference(model)
+        if reference is not None:
+            _say(f"the model is in {fetched(reference, cache, _say)}")
+            return ExitCode.OK
+    except FetchError as error:
+        _say(str(error))
+        return error.exit_code
+    if model != "demo":
+        if Path(model).is_dir():
+            return ExitCode.OK
+        _say(f"there is no model folder {model!r}: name a folder in Hugging Face layout, hf://org/name, or `demo`")
+        return ExitCode.BAD_INPUT
+
+    try:
+        prepare_demo(cache, _say)
     except TorchEngineError as error:
         _say(str(error))
         return error.exit_code

@@ -2,8 +2,8 @@
 
 The operator's own planner decides. It is shown an empty cluster, then the objects that it asked for as if they had
 been made, until it asks for nothing new. What only a cluster knows is stood in for, and said so on stderr: the commit
-that a revision of an `hf://` source stands for (so the revision's name differs too), and the password of the Model's
-Redis user, whose Secret is not printed.
+that a revision of an `hf://` source stands for (so the revision's name differs too), and what is secret: the password
+of the Model's Redis user and the token of its gangs, whose Secrets are not printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from antiphon_operator.names import WEIGHTS_ANNOTATION, redis_secret_name
+from antiphon_operator.names import WEIGHTS_ANNOTATION, ray_secret_name, redis_secret_name
 from antiphon_operator.options import OperatorContext, OperatorOptions
 from antiphon_operator.plan.observed import Observed
 from antiphon_operator.plan.planner import plan
@@ -139,6 +139,8 @@ def _found(model: EffectiveModel) -> str:
 
 def _say_what_is_stood_in_for(model: EffectiveModel) -> None:
     _say(f"# {model.key}: not printed: Secret {redis_secret_name(model.name)}, whose password the operator makes")
+    if any(pool.pods > 1 for pool in model.pools):
+        _say(f"# {model.key}: not printed: Secret {ray_secret_name(model.name)}, whose token the operator makes")
     if needs_source_job(model):
         commit = "" if _commit(model) != _NO_COMMIT else f"commit {_NO_COMMIT} stands for the one that"
         commit = commit or "the size of the weights is what"

@@ -22,18 +22,21 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from antiphon_telemetry.exit import ExitCode
 
 from antiphon.children import Child, ChildSpec, StartFailed
 from antiphon.console import Console
-from antiphon.deployment import ProcessPlan, plan
+from antiphon.deployment import Deployment, ProcessPlan, plan
 from antiphon.embedded_valkey import EmbeddedValkey, runtime_folder
 from antiphon.link_report import WorkerReady, WorkerStatus, describe, is_complete
 from antiphon.options import ServeOptions
 from antiphon.redis_check import check_redis
+
+if TYPE_CHECKING:
+    from antiphon.autoscale.crew import Crew
 
 _POLL_S = 0.1
 _HTTP_DEADLINE_S = 5.0
@@ -89,6 +92,7 @@ class _Supervisor:
         self._kill = asyncio.Event()
         self._failure: asyncio.Future[None] | None = None
         """Set, with the exception, when a child is given up."""
+        self._scaling: tuple[asyncio.Task[None], Crew] | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -150,7 +154,9 @@ class _Supervisor:
             await self._prepare(deployment.prepare)
             names = [process.name for process in deployment.workers]
             self._console.say(f"starting {', '.join(names)} and the gateway: loading the model")
+            asked_at = time.monotonic()
             workers = self._launch([_spec(process) for process in deployment.workers])
+            worker_stage = self._stages[-1]
             gateway = self._launch([_spec(deployment.gateway)])
             await _all_ready([*workers, *gateway])
             await self._gateway_ready()
@@ -159,7 +165,46 @@ class _Supervisor:
             if self._options.prefill:
                 await self._tell_links([process.ready_file for process in deployment.workers])
         self._console.say(f"ready after {time.monotonic() - began:.1f} s")
+        if self._options.autoscale:
+            self._autoscale(deployment, workers, worker_stage, asked_at, redis_url, models.data[0].id)
         self._console.show(welcome(self._url, [model.id for model in models.data], names))
+
+    def _autoscale(
+        self,
+        deployment: Deployment,
+        workers: Sequence[Child],
+        stage: list[Child],
+        asked_at: float,
+        redis_url: str,
+        model: str,
+    ) -> None:
+        """Workers are the autoscaler's to change from now on."""
+        # Most houses stay as they were started, and need nothing of this.
+        from antiphon_kvtransfer.access import redacted
+
+        from antiphon.autoscale.crew import Crew
+        from antiphon.autoscale.goals import goals_of
+        from antiphon.autoscale.loop import Autoscaler
+
+        end_s = self._options.drain_timeout_s + _END_MARGIN_S
+        crew = Crew(deployment.planner, _spec, stage, self._console, end_s=end_s)
+        for process, child in zip(deployment.workers, workers, strict=True):
+            crew.adopt(process, child, asked_at)
+        record = Path(self._options.record_decisions) if self._options.record_decisions else None
+        scaler = Autoscaler(goals_of(self._options), crew, redis_url, model, self._console, record)
+        self._console.say(
+            f"autoscale: on, up to {self._options.most_workers} workers; its decisions are told by "
+            f"`antiphon decisions {model} --redis-url {redacted(redis_url)}`"
+        )
+        self._scaling = (asyncio.create_task(scaler.run(), name="autoscaler"), crew)
+
+    async def _end_scaling(self) -> None:
+        """Before anything is ended, so that nothing is started any more."""
+        if self._scaling is not None:
+            task, crew = self._scaling
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await crew.close()
 
     async def _prepare(self, process: ProcessPlan) -> None:
         child = Child(ChildSpec(process.name, process.command, process.environment), self._console)
@@ -217,6 +262,7 @@ class _Supervisor:
 
     async def _end(self) -> None:
         """End all children, the last started first; at once when a second signal comes."""
+        await self._end_scaling()
         ending = asyncio.create_task(self._end_in_order())
         killed = asyncio.create_task(self._kill.wait())
         await asyncio.wait({ending, killed}, return_when=asyncio.FIRST_COMPLETED)
@@ -226,6 +272,8 @@ class _Supervisor:
         await ending
         killed.cancel()
         await asyncio.gather(killed, *self._keepers, return_exceptions=True)
+        if self._scaling is not None:
+            await self._scaling[1].ended()
 
     async def _end_in_order(self) -> None:
         deadline_s = self._options.drain_timeout_s + _END_MARGIN_S

@@ -1,15 +1,22 @@
-"""`antiphon simulate`: what would have been, on a recorded workload, without a cluster. `route` compares routings."""
+"""`antiphon simulate`: what would have been, on a recorded workload, without a cluster. `route` compares routings,
+`autoscale` scaling laws; `plan` says how many workers a load needs; `replay` makes recorded scaling decisions again.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from antiphon_telemetry.exit import ExitCode
 
 from antiphon.configuration import ConfigurationError
 
-_KINDS = {"route": "policies on a trace: hit rate, latency, balance and goodput of each"}
+_KINDS = {
+    "route": "policies on a trace: hit rate, latency, balance and goodput of each",
+    "autoscale": "scaling policies on a trace or a generated load: what each keeps of a promise, and its GPU-hours",
+    "plan": "how many workers a load and a promise need, and whether disaggregation is worth it here",
+    "replay": "recorded scaling decisions, made again from their inputs",
+}
 _MISSING = (
     "`antiphon simulate` needs numpy and matplotlib, and {name} is not installed: pip install 'antiphon[simulate]'"
 )
@@ -19,9 +26,7 @@ def run_simulate(arguments: Sequence[str]) -> int:
     """The command; its exit code."""
     if arguments and arguments[0] in _KINDS:
         try:
-            from antiphon_simulate.command import run_route
-
-            return run_route(arguments[1:])
+            return _command(arguments[0])(arguments[1:])
         except ModuleNotFoundError as error:
             if error.name not in ("numpy", "matplotlib"):
                 raise
@@ -30,7 +35,7 @@ def run_simulate(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="antiphon simulate",
         usage="antiphon simulate KIND [OPTION...]",
-        description="A simulated cluster that runs the gateway's own routing and index code on a recorded workload.",
+        description="Simulated clusters that run the product's own routing, index and scaling code on a recorded load.",
         epilog=f"kinds:\n{kinds}\n\n`antiphon simulate KIND --help` shows the options of a kind.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -39,3 +44,22 @@ def run_simulate(arguments: Sequence[str]) -> int:
         parser.print_help()
         return ExitCode.OK
     raise ConfigurationError(f"there is nothing called {arguments[0]!r} to simulate: use one of {', '.join(_KINDS)}")
+
+
+def _command(kind: str) -> Callable[[Sequence[str]], int]:
+    """Imported when it is wanted: each needs libraries that the others do not."""
+    if kind == "autoscale":
+        from antiphon_simulate.autoscale.command import run_autoscale
+
+        return run_autoscale
+    if kind == "plan":
+        from antiphon_simulate.autoscale.plan_command import run_plan
+
+        return run_plan
+    if kind == "replay":
+        from antiphon_simulate.autoscale.replay_command import run_replay
+
+        return run_replay
+    from antiphon_simulate.command import run_route
+
+    return run_route

@@ -15,7 +15,7 @@ all that it holds for us, and is raised as one of two errors: `PrefillPeerFailed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -52,6 +52,8 @@ class PrefillJob:
     run_id: str
     """Unique among all runs of all decode workers; the partial block is asked for under it."""
     submit: wire.Submit
+    token_ids: Sequence[int]
+    """To compute: the prompt and, of an answer that another worker began, its output."""
     held: HeldBlocks
     on_first_token: Callable[[wire.FirstToken], None]
     on_done: Callable[[int], None]
@@ -73,6 +75,8 @@ class RemotePrefill:
         self._puller = BlockPuller(job.held, context.metrics, context.engine.info.kv_block_bytes)
         self._ready_blocks = 0
         self._done: wire.RunDone | None = None
+        self._given_up: PrefillPeerFailed | None = None
+        """P said that it will not go on: what is being pulled still comes in, so that another may go on from there."""
         self._advanced = asyncio.Event()
         """P got further: `grow` may go on."""
         self._fetchable = asyncio.Event()
@@ -125,6 +129,10 @@ class RemotePrefill:
             if is_end(message):
                 raise self._failed(f"ended the call: {(await call.code()).name} {await call.details()}")
             down = cast(wire.RunDown, message)
+            if down.HasField("failed"):
+                self._given_up = self._failed(f"gave it up: {down.failed.message}")
+                self._fetchable.set()
+                return
             if not down.HasField("heartbeat") or self._done is not None:
                 progress_at = loop.time()
             elif loop.time() - progress_at > PROGRESS_DEADLINE_S:
@@ -138,8 +146,6 @@ class RemotePrefill:
             case "refused":
                 reason = wire.RefusalReason.Name(message.refused.reason)
                 raise self._failed(f"refused the prompt ({reason}): {message.refused.message}")
-            case "failed":
-                raise self._failed(f"failed: {message.failed.message}")
             case "chunk":
                 self._advance(message.chunk.blocks)
             case "first_token":
@@ -157,7 +163,7 @@ class RemotePrefill:
         self._fetchable.set()
 
     def _finish(self, done: wire.RunDone) -> None:
-        partial_tokens = len(self._job.submit.prompt_token_ids) % self._context.block_tokens
+        partial_tokens = len(self._job.token_ids) % self._context.block_tokens
         if done.blocks != self._held.full_blocks or done.partial_tokens != partial_tokens:
             raise self._failed(
                 f"finished {done.blocks} blocks and {done.partial_tokens} tokens where "
@@ -177,13 +183,16 @@ class RemotePrefill:
         start = wire.RunStart(
             request_id=self._job.run_id,
             incarnation=self._peer.incarnation,
-            prompt_token_ids=submit.prompt_token_ids,
+            prompt_token_ids=self._job.token_ids,
             sampling=submit.sampling,
             cache_salt=submit.cache_salt,
             credit_blocks=self._held.reserved,
             prefix_peers=submit.prefix_peers,
             traceparent=inject(self._span),
         )
+        if submit.output_token_ids:
+            # What P samples then is dropped, and its grammar would not begin there.
+            start.sampling.ClearField("grammar")
         message = wire.RunUp(start=start)
         while True:
             try:
@@ -219,6 +228,8 @@ class RemotePrefill:
     async def _fetch(self, link: PeerLink, group: asyncio.TaskGroup) -> None:
         held = self._held
         while self._done is None or held.leading < held.full_blocks:
+            if self._given_up is not None and not self._pulls:
+                raise self._given_up
             while len(self._pulls) < PULLS_IN_FLIGHT and (stretch := self._next_stretch()) is not None:
                 pull = group.create_task(self._pull(link, *stretch))
                 self._pulls.add(pull)
@@ -230,6 +241,8 @@ class RemotePrefill:
         held.publish_all()
 
     def _next_stretch(self) -> tuple[int, int] | None:
+        if self._given_up is not None:
+            return None
         begin = max(self._claimed, self._held.leading)
         end = min(self._ready_blocks, begin + self._context.chunk_blocks)
         stretch = self._held.missing(begin, end)

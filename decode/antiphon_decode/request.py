@@ -5,6 +5,9 @@ other is submitted *held*, and a task of its own gets its KV in: from a prefill 
 as a prefix from a peer; then it ends the hold, and whatever is missing by then the engine computes. So every failure
 on the way leads to the same place, and none to an error for the client.
 
+An answer that another worker began goes on in the same way: what is brought in is the KV of its prompt and of the
+output so far, and the worker that gave it up, while it still stands, is the first one asked.
+
 All output, whoever sampled it, goes through one `OutputText`, on the event loop: first token of a prefill worker,
 later tokens of the engine. A request ends exactly once, in `_end`: everything that is held for it, here and on the
 prefill worker, goes then.
@@ -15,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from antiphon_engine.interface import EngineRequest, FinishReason, RequestOutput, RequestRefused, TokenLogprob
 from antiphon_kvtransfer.identity import chain_hashes
@@ -62,7 +65,12 @@ class DecodeRequest:
         self._engine_id = f"{submit.request_id}#{next(_serials)}"
         self._sampling = engine_sampling(submit.sampling)
         self._text = OutputText(
-            Detokenizer(context.tokenizer, special_token_ids, skip_special_tokens=submit.sampling.skip_special_tokens),
+            Detokenizer(
+                context.tokenizer,
+                special_token_ids,
+                skip_special_tokens=submit.sampling.skip_special_tokens,
+                kept_special_ids=submit.sampling.kept_special_ids,
+            ),
             StopStrings(submit.sampling.stop, include_stop_text=submit.sampling.include_stop_text),
             min_tokens=submit.sampling.min_tokens,
             stop_token_ids=self._sampling.stop_token_ids,
@@ -105,7 +113,7 @@ class DecodeRequest:
             self._sink.refused(wire_refusal(refusal.reason), str(refusal))
             return False
         self._context.bridge.subscribe_outputs(self._engine_id, self._on_output)
-        self._text.replay(submit.output_token_ids)
+        self._text.replay(submit.output_token_ids, [engine_logprob(held) for held in submit.held_logprobs])
         self._sink.accepted()
         if from_elsewhere:
             self._prepare = self._tasks.start(self._get_prefix(), f"prepare {self._engine_id}")
@@ -114,6 +122,13 @@ class DecodeRequest:
     def cancel(self) -> None:
         """The gateway does not want it any more: nothing is sent, everything is freed."""
         self._end("cancelled")
+
+    def give_up(self, why: str) -> None:
+        """The worker will not end it: its gateway has it continued elsewhere, from the tokens that it has. What steps
+        in flight bring is left out, and sampled there again. Idempotent."""
+        if not self._over:
+            self._sink.step(wire.RequestStep(finish=wire.Finish.FINISH_MOVED, error=why))
+            self._end("moved")
 
     # -- until the engine has what can be had from elsewhere
 
@@ -133,37 +148,41 @@ class DecodeRequest:
             self._fail(f"{type(error).__name__}: {error}")
 
     async def _fill(self) -> None:
-        """Get as much of the prompt's KV as there is to get. Raises KeyError if the engine's request is gone."""
+        """Get as much of the KV as there is to get. Raises KeyError if the engine's request is gone."""
         context, submit = self._context, self._submit
-        hashes = chain_hashes(context.root(submit.cache_salt), submit.prompt_token_ids, context.block_tokens)
-        held = HeldBlocks(context.engine, self._engine_id, len(submit.prompt_token_ids), hashes)
+        tokens = [*submit.prompt_token_ids, *submit.output_token_ids]
+        hashes = chain_hashes(context.root(submit.cache_salt), tokens, context.block_tokens)
+        held = HeldBlocks(context.engine, self._engine_id, len(tokens), hashes)
         self._held = held
         ahead = CHUNKS_AHEAD * context.chunk_blocks
         if not await context.bridge.room(lambda: held.reserve_beyond_own(ahead), context.lost_after_s):
             return
-        missing_tokens = len(submit.prompt_token_ids) - held.own_blocks * context.block_tokens
-        if missing_tokens <= context.block_tokens:
+        if len(tokens) - held.own_blocks * context.block_tokens <= context.block_tokens:
             self._span.add_event("the prompt is cached here")
             return
         peers = [peer for peer in submit.prefill if peer.worker_id != context.identity.worker_id]
-        if not peers:
-            await pull_prefix(context, held, submit.prefix_peers)
-            return
+        if submit.output_token_ids or not peers:
+            # Of an answer that has begun somebody may have all of it: then no prefill worker need be troubled.
+            may_go_on = await pull_prefix(context, held, submit.prefix_peers)
+            if not may_go_on or len(tokens) - held.leading * context.block_tokens <= context.block_tokens:
+                return
         for attempt, peer in enumerate(peers, start=1):
-            if await self._ask(peer, attempt, held):
+            if await self._ask(peer, attempt, tokens, held):
                 return
             if attempt < len(peers):
                 context.metrics.fallbacks.labels("peer").inc()
-        context.metrics.fallbacks.labels("local").inc()
-        log.warning("request %s: the rest of its prompt is computed here", submit.request_id)
+        if peers:
+            context.metrics.fallbacks.labels("local").inc()
+            log.warning("request %s: the rest of its prompt is computed here", submit.request_id)
 
-    async def _ask(self, peer: wire.Peer, attempt: int, held: HeldBlocks) -> bool:
-        """Have one prefill worker compute the prompt. False: ask the next one."""
+    async def _ask(self, peer: wire.Peer, attempt: int, tokens: Sequence[int], held: HeldBlocks) -> bool:
+        """Have one prefill worker compute the KV of `tokens`. False: ask the next one."""
         context = self._context
         job = PrefillJob(
             # Runs of all decode workers meet on one prefill worker, also those of earlier attempts.
             run_id=f"{self._engine_id}@{context.identity.worker_id}/{context.identity.incarnation}/{attempt}",
             submit=self._submit,
+            token_ids=tokens,
             held=held,
             on_first_token=lambda token: self._on_first_token(peer, token),
             on_done=self._on_prefill_done,
@@ -249,6 +268,7 @@ class DecodeRequest:
             token_ids=delta.token_ids,
             text=delta.text,
             logprobs=[wire_logprob(logprob) for logprob in delta.logprobs],
+            held_logprobs=[wire_logprob(logprob) for logprob in delta.held_logprobs],
             finish=wire_finish(delta.finish),
             error=error,
             stop_reason=delta.stop_reason,

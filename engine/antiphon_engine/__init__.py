@@ -4,13 +4,15 @@ Importing this package imports no torch: `antiphon_engine.torch_engine` is impor
 """
 
 from antiphon_engine.core import BlockEngine
-from antiphon_engine.executor import Executor, SampledToken, SampleSpec, SequenceStep
+from antiphon_engine.executor import Executor, ExecutorLost, SampledToken, SampleSpec, SequenceStep
 from antiphon_engine.interface import (
     BlocksChanged,
     Engine,
     EngineListener,
     EngineRequest,
     FinishReason,
+    Grammar,
+    GrammarKind,
     IntegrityError,
     IntegrityReport,
     KvMemory,
@@ -37,7 +39,10 @@ __all__ = [
     "EngineListener",
     "EngineRequest",
     "Executor",
+    "ExecutorLost",
     "FinishReason",
+    "Grammar",
+    "GrammarKind",
     "IntegrityError",
     "IntegrityReport",
     "KvCorruption",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from antiphon_kvtransfer.identity import BlockHash, ChainRoot, block_hash, chain_root
 
+from antiphon_engine._grammars import RequestGrammar
 from antiphon_engine.interface import EngineRequest, FinishReason, ModelInfo, RequestKind
 
 
@@ -48,8 +49,12 @@ class Request:
     announced_blocks: int = 0
     looked_up: bool = False
     preempted: bool = False
-    in_step: bool = False
-    """The step that is computing now reads and writes its blocks."""
+    flights: int = 0
+    """Steps in flight that use its blocks: these stay as they are until the last of them is committed."""
+    flying_tokens: int = 0
+    """Tokens that those steps compute, behind `computed_tokens`."""
+    grammar: RequestGrammar | None = None
+    """What its output keeps to. Set before it is submitted."""
     _chain: list[BlockHash] = field(default_factory=list)
 
     @staticmethod
@@ -98,20 +103,48 @@ class Request:
         return len(self.tokens) - self.computed_tokens
 
     @property
+    def planned_tokens(self) -> int:
+        """Leading tokens that are computed or in flight: the next step's part starts here."""
+        return self.computed_tokens + self.flying_tokens
+
+    @property
     def is_decoding(self) -> bool:
         return self.missing_tokens == 1 and not self.is_prefill
 
     @property
     def computable_tokens(self) -> int:
-        """As `missing_tokens`, but no further than the credit."""
-        if self.credit_blocks is None:
-            return self.missing_tokens
-        return min(len(self.tokens), self.credit_blocks * self.block_tokens) - self.computed_tokens
+        """Tokens that a step could compute now: those not planned yet, but no further than the credit."""
+        return self._permitted_tokens - self.planned_tokens
 
     @property
     def is_stalled(self) -> bool:
         """Out of credit: it takes no part in steps until `grant`."""
-        return self.computable_tokens <= 0
+        return self._permitted_tokens <= self.computed_tokens
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether a chunk may be planned while the one before it is in flight.
+
+        Not while a full block of it waits to be exchanged for an equal one (`KvRoom.index`): that needs it to land.
+        """
+        return not self.flights or self.indexed_blocks == self.computed_tokens // self.block_tokens
+
+    @property
+    def may_sample(self) -> bool:
+        """Not before its grammar is compiled: then all but its last token can be computed."""
+        return self.grammar is None or self.grammar.is_ready
+
+    @property
+    def grammar_failure(self) -> str:
+        """Why no token can be sampled any more; empty: it can."""
+        return "" if self.grammar is None else self.grammar.failure
+
+    @property
+    def _permitted_tokens(self) -> int:
+        permitted = len(self.tokens) if self.may_sample else len(self.tokens) - 1
+        if self.credit_blocks is None:
+            return permitted
+        return min(permitted, self.credit_blocks * self.block_tokens)
 
     @property
     def wanted_blocks(self) -> int:
@@ -128,6 +161,16 @@ class Request:
             parent = self._chain[-1] if self._chain else self.root
             self._chain.append(block_hash(parent, self.tokens[start : start + self.block_tokens]))
         return self._chain[number]
+
+    def begin_flight(self, num_tokens: int) -> None:
+        """A step computes its next `num_tokens` tokens."""
+        self.flights += 1
+        self.flying_tokens += num_tokens
+
+    def end_flight(self, num_tokens: int) -> None:
+        """The oldest of its steps is over, whatever came of it."""
+        self.flights -= 1
+        self.flying_tokens -= num_tokens
 
     def append(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

@@ -49,7 +49,10 @@ class KvRoom:
         self.outstanding_blocks += request.outstanding_blocks
 
     def extend_from_cache(self, request: Request) -> bool:
-        """Go on from indexed blocks for as long as they continue what the request has. True if there were any."""
+        """Go on from indexed blocks for as long as they continue what the request has. True if there were any.
+
+        None continue a request in flight: the blocks that its step fills are behind what it has computed.
+        """
         if request.computed_tokens != len(request.blocks) * request.block_tokens:
             return False
         # Held requests get their next token from elsewhere, so they can use everything; others compute the last token.
@@ -101,8 +104,14 @@ class KvRoom:
         request.promised_blocks = 0
 
     def index(self, request: Request) -> None:
-        """Index the blocks that have become full."""
+        """Index the blocks that have become full.
+
+        Where the same content is indexed already, the request exchanges its own block for that one; but not while a
+        step in flight uses its own. Then this and the blocks behind it are left for when the last step has landed.
+        """
         for number in range(request.indexed_blocks, request.computed_tokens // request.block_tokens):
+            if request.flights and self._pool.find(request.hash_of(number)) not in (None, request.blocks[number]):
+                return
             parent = request.blocks[number - 1] if number else NO_BLOCK
             request.blocks[number] = self._pool.index(request.blocks[number], request.hash_of(number), parent)
             request.indexed_blocks = number + 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from antiphon_engine._request import Request
-from antiphon_engine.executor import SampledToken, SequenceStep
+from antiphon_engine.executor import SampledToken, SampleSpec, SequenceStep
 from antiphon_engine.interface import FinishReason, PrefillProgress, RequestOutput, StepSample
 
 
-@dataclass(frozen=True, slots=True)
-class StepPart:
+class StepPart(msgspec.Struct, frozen=True):
     request: Request
     step: SequenceStep
 
@@ -28,6 +29,22 @@ class StepPlan:
 class StepNews:
     outputs: tuple[RequestOutput, ...]
     prefills: tuple[PrefillProgress, ...]
+
+
+def part_of(request: Request, count: int) -> StepPart:
+    """The next `count` tokens of `request`, and a sample behind them if they are the last. The request is in flight."""
+    start = request.planned_tokens
+    position = len(request.output)
+    sample = None
+    if start + count == len(request.tokens):
+        forbidden = request.early_stop_ids if position < request.source.sampling.min_tokens else frozenset()
+        sample = SampleSpec(
+            request.source.sampling, position, request.source.prompt, request.output, forbidden, request.grammar
+        )
+    request.begin_flight(count)
+    blocks = request.blocks[: request.blocks_for(start + count)]
+    tokens = request.tokens[start : start + count]
+    return StepPart(request, SequenceStep(request.request_id, tokens, start, blocks, sample, sequence=request.tokens))
 
 
 def output_of(

@@ -1,34 +1,40 @@
 """`BlockEngine`: the engine of every executor of ours. One thread, one lock, one scheduler.
 
-The thread plans a step under the lock, computes it without the lock, and takes in the results under the lock; then it
-tells the listener. When there is nothing to compute it sleeps until a call changes something. So calls from other
-threads wait for planning at most, never for a step.
+The thread plans a step under the lock, has it computed without the lock, and takes in the results under the lock; then
+it tells the listener. When there is nothing to do it sleeps until a call changes something or a step ends. So calls
+from other threads wait for planning at most, never for a step.
 
-Callbacks are made without the lock, so a listener may call the engine. Block events keep their order because one thread
-at a time delivers them: whoever finds another one delivering leaves its events to it, and waits for nothing.
+An executor with several stages has up to `depth` steps in flight (`_flights`): the thread plans and begins steps until
+there are so many or nothing is left to plan, and takes in results in the order in which the steps began. `close` plans
+no more, and takes in what is in flight.
+
+Callbacks are made without the lock, so a listener may call the engine. Block events keep their order (`_block_news`).
 
 Failures. A step that raises ends its requests with an error and the engine goes on; after `MAX_FAILED_STEPS` in a row,
-or if the thread dies of anything else, `on_failure` is called once and nothing is accepted any more.
+at once if the executor is lost (`ExecutorLost`), or if the thread dies of anything else, `on_failure` is called once
+and nothing is accepted any more. What was in flight then ends without a word, for its owners to take elsewhere.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
 from antiphon_kvtransfer.identity import BlockHash
+from antiphon_kvtransfer.offer import TransportOffer
+from antiphon_kvtransfer.plane import RankPlane
 
+from antiphon_engine._block_news import BlockNews
+from antiphon_engine._flights import EndedStep, Flights
+from antiphon_engine._grammars import Grammars, RequestGrammar
 from antiphon_engine._priority import compute_after_others
 from antiphon_engine._request import Request
 from antiphon_engine._step import StepPlan, step_sample
-from antiphon_engine.executor import Executor, SampledToken
+from antiphon_engine.executor import Executor, ExecutorLost, RankTimes
 from antiphon_engine.interface import (
-    BlocksChanged,
     Engine,
     EngineListener,
     EngineRequest,
@@ -44,7 +50,7 @@ from antiphon_engine.interface import (
 )
 from antiphon_engine.pool import BlockPool
 from antiphon_engine.scheduler import Scheduler, SchedulerConfig
-from antiphon_engine.self_measure import Limits, probe_steps
+from antiphon_engine.self_measure import Limits, measure
 
 logger = logging.getLogger("antiphon.engine")
 
@@ -55,15 +61,16 @@ class BlockEngine(Engine):
     def __init__(self, executor: Executor, config: SchedulerConfig) -> None:
         self._executor = executor
         self._pool = BlockPool(executor.kv.num_blocks)
-        self._scheduler = Scheduler(config, executor.info, self._pool)
+        self._scheduler = Scheduler(config, executor.info, self._pool, executor.depth)
         self._config = config
+        self._grammars = Grammars(executor.info)
         self._measurement: tuple[float, Future[tuple[StepSample, ...]]] | None = None
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._block_events: deque[BlocksChanged] = deque()
-        self._delivering = threading.Lock()
+        self._block_news = BlockNews()
         self._changed = False
         self._closing = False
+        self._lost: ExecutorLost | None = None
         self._failed = False
         self._listener: EngineListener | None = None
         self._thread: threading.Thread | None = None
@@ -76,11 +83,20 @@ class BlockEngine(Engine):
     def kv(self) -> KvMemory:
         return self._executor.kv
 
+    def planes(self, offer: TransportOffer) -> Sequence[RankPlane]:
+        """The data plane of each rank of the executor, not started. Called once."""
+        return self._executor.planes(offer)
+
     @property
     def preemptions(self) -> int:
         """How often a running request had to give its blocks back."""
         with self._lock:
             return self._scheduler.preemptions
+
+    @property
+    def rank_times(self) -> RankTimes | None:
+        """What ranks of their own have computed for; None: there are none."""
+        return self._executor.rank_times
 
     def measure_first(self, budget_ms: float) -> Future[tuple[StepSample, ...]]:
         """Before `start`: have the engine's thread time some steps of its own first, for about so long at most.
@@ -100,6 +116,7 @@ class BlockEngine(Engine):
                 raise RuntimeError("an engine is started once")
             self._listener = listener
             self._thread = threading.Thread(target=self._run, args=(listener,), name="antiphon-engine", daemon=True)
+        self._executor.when_lost(self._on_lost)
         self._thread.start()
 
     def close(self, deadline_s: float = 10.0) -> None:
@@ -109,7 +126,7 @@ class BlockEngine(Engine):
             self._wake.notify_all()
         if self._thread is None:
             if first:
-                self._executor.close()
+                self._end()
         elif self._thread is not threading.current_thread():
             self._thread.join(deadline_s)
             if self._thread.is_alive():
@@ -121,10 +138,15 @@ class BlockEngine(Engine):
         prepared = Request.of(request, self.info)
         self._scheduler.validate(prepared)
         prepared.hash_blocks()  # takes a while for a long prompt: not under the lock
+        grammar = request.sampling.grammar
+        if grammar is not None:
+            prepared.grammar = RequestGrammar(self._grammars, grammar, request.output, self._on_grammar_ready)
         with self._changing():
             if self._closing or self._failed:
                 raise RequestRefused(RefusalReason.DRAINING, "the engine is closed: go elsewhere")
             self._scheduler.submit(prepared)
+            if prepared.grammar is not None:
+                prepared.grammar.start()
 
     def cancel(self, request_id: str) -> None:
         with self._changing():
@@ -209,25 +231,21 @@ class BlockEngine(Engine):
         """Under the lock, after a change: line up what changed in the index; True if there is more room."""
         change = self._pool.take_change()
         if change is not None and self._listener is not None:
-            self._block_events.append(change)
+            self._block_news.add(change)
         return self._pool.available_blocks > available_before
 
     def _tell(self, has_more_room: bool) -> None:
         """Without the lock, after a change: the callbacks."""
         if self._listener is None:
             return
-        while self._block_events and self._delivering.acquire(blocking=False):
-            try:
-                while self._block_events:
-                    self._listener.on_blocks(self._block_events.popleft())
-            finally:
-                self._delivering.release()
+        self._block_news.deliver(self._listener)
         if has_more_room:
             self._listener.on_capacity()
 
     def _run(self, listener: EngineListener) -> None:
         try:
-            compute_after_others()
+            if self._executor.rank_times is None:  # else nothing is computed here, and ranks wait for what is done here
+                compute_after_others()
             if self._measurement is not None:
                 self._measure(*self._measurement)
             self._step_until_closed(listener)
@@ -237,77 +255,98 @@ class BlockEngine(Engine):
                 self._failed = True
             listener.on_failure(error)
         finally:
-            self._executor.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._grammars.close()
+        self._executor.close()
 
     def _measure(self, budget_ms: float, measured: Future[tuple[StepSample, ...]]) -> None:
         if not measured.set_running_or_notify_cancel():
             return
-        samples: list[StepSample] = []
         limits = Limits.of(self._config, self.info, self._pool.available_blocks)
         with self._changing():
             # Retained, as no request refers to them. They are never indexed, so nobody finds what is in them.
             blocks = self._pool.allocate(limits.blocks) or []
             self._pool.retain(blocks)
             self._pool.drop(blocks)
+        samples: tuple[StepSample, ...] = ()
         try:
-            for sample in probe_steps(self._executor.execute, limits, blocks, budget_ms):
-                samples.append(sample)
-                if self._closing:
-                    break
-        except Exception as error:
-            logger.warning("a step of the self-measurement failed after %d of them", len(samples), exc_info=error)
+            samples = measure(self._executor, limits, blocks, budget_ms, stop=lambda: self._closing)
         finally:
             with self._changing():
                 self._pool.release(blocks)
-            measured.set_result(tuple(samples))
+            measured.set_result(samples)
 
     def _step_until_closed(self, listener: EngineListener) -> None:
+        """Results come first, then plans: a step that is committed lets its sequences into the next one."""
+        flights = Flights(self._executor, self._on_step_end)
         failed_steps = 0
-        while (plan := self._next_plan()) is not None:
-            error: Exception | None = None
-            results: Sequence[SampledToken | None] = ()
-            started = time.perf_counter()
-            if plan.parts:
-                try:
-                    results = self._compute(plan)
-                    failed_steps = 0
-                except Exception as caught:
-                    logger.error("a step of %d requests failed", len(plan.parts), exc_info=caught)
-                    error = caught
-                    failed_steps += 1
-            duration_ms = (time.perf_counter() - started) * 1e3
-            with self._changing():
-                if error is None:
-                    news = self._scheduler.commit(plan, results)
-                    sample = step_sample([part.step for part in plan.parts], duration_ms) if plan.parts else None
-                else:
-                    news = self._scheduler.fail(plan, f"the step failed: {type(error).__name__}: {error}")
-                    sample = None
-                load = self._scheduler.load()
-            listener.on_step(StepResult(news.outputs, news.prefills, load, sample))
-            if error is not None and failed_steps >= MAX_FAILED_STEPS:
-                raise error
-
-    def _next_plan(self) -> StepPlan | None:
-        """Wait for something to do. None: close."""
         while True:
-            with self._wake:
-                while not self._changed and not self._closing:
-                    self._wake.wait()
-                if self._closing:
-                    return None
-                available = self._pool.available_blocks
-                plan = self._scheduler.schedule()
-                # Blocks given back by a preemption may let in what was tried before: then try once more.
-                self._changed = plan.preempted
-                has_more_room = self._settle(available)
-            self._tell(has_more_room)
-            if plan.parts or plan.has_news:
-                return plan
+            plan = self._next_plan(flights)
+            if plan is not None:
+                if plan.parts:
+                    flights.begin(plan)
+                elif plan.has_news:
+                    self._commit(EndedStep(plan, (), None, 0.0), listener)
+            elif flights.oldest_has_ended:
+                step = flights.take()
+                failed_steps = 0 if step.error is None else failed_steps + 1
+                self._commit(step, listener)
+                if step.error is not None and failed_steps >= MAX_FAILED_STEPS:
+                    raise step.error
+            else:
+                return
 
-    def _compute(self, plan: StepPlan) -> Sequence[SampledToken | None]:
-        steps = [part.step for part in plan.parts]
-        results = self._executor.execute(steps)
-        if [result is None for result in results] != [step.sample is None for step in steps]:
-            raise RuntimeError(f"{type(self._executor).__name__} did not sample exactly where it was asked to")
-        return results
+    def _on_lost(self, error: ExecutorLost) -> None:
+        """On any thread."""
+        with self._wake:
+            self._lost = error
+            self._wake.notify_all()
+
+    def _on_step_end(self) -> None:
+        """On whatever thread ended the step."""
+        with self._wake:
+            self._wake.notify_all()
+
+    def _on_grammar_ready(self) -> None:
+        """On whatever thread compiled it."""
+        with self._wake:
+            self._changed = True
+            self._wake.notify_all()
+
+    def _next_plan(self, flights: Flights) -> StepPlan | None:
+        """Wait for a change while one more step may be begun, and plan it. None: a step has ended, or close."""
+
+        def may_go_on() -> bool:
+            if flights.oldest_has_ended or self._lost is not None:
+                return True
+            return not flights if self._closing else self._changed and flights.has_room
+
+        with self._wake:
+            self._wake.wait_for(may_go_on)
+            if self._lost is not None:
+                raise self._lost
+            if self._closing or flights.oldest_has_ended:
+                return None
+            available = self._pool.available_blocks
+            plan = self._scheduler.schedule()
+            # Blocks given back by a preemption may let in what was tried before, and what a step left out may be in
+            # the one beside it: then try once more.
+            self._changed = plan.preempted or bool(plan.parts)
+            has_more_room = self._settle(available)
+        self._tell(has_more_room)
+        return plan
+
+    def _commit(self, step: EndedStep, listener: EngineListener) -> None:
+        error, parts = step.error, step.plan.parts
+        with self._changing():
+            if error is None:
+                news = self._scheduler.commit(step.plan, step.results)
+            else:
+                news = self._scheduler.fail(step.plan, f"the step failed: {type(error).__name__}: {error}")
+            load = self._scheduler.load()
+        if error is not None:
+            logger.error("a step of %d requests failed", len(parts), exc_info=error)
+        sample = step_sample([part.step for part in parts], step.duration_ms) if parts and error is None else None
+        listener.on_step(StepResult(news.outputs, news.prefills, load, sample))

@@ -8,10 +8,38 @@ steps other than KV content in their memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from antiphon_kvtransfer.local_plane import LocalRankPlane
+from antiphon_kvtransfer.offer import TransportOffer
+from antiphon_kvtransfer.plane import KvPart, RankPlane
+from antiphon_kvtransfer.transport import Region
 
 from antiphon_engine.interface import KvMemory, ModelInfo, Sampling, TokenLogprob
+
+
+class TokenMask(Protocol):
+    """Which ids may be sampled, as a grammar has it."""
+
+    def bits(self) -> bytes | None:
+        """Bit i % 8 of byte i // 8 says whether id i may be. May wait: for as long as computing it takes.
+
+        None: it could not be computed. Sample anything, it is dropped.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMask:
+    """A TokenMask."""
+
+    known: bytes
+
+    def bits(self) -> bytes:
+        return self.known
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +54,11 @@ class SampleSpec:
     """All output ids before this position."""
     forbidden: frozenset[int]
     """Ids that may not be sampled now (EOS and stop ids below min_tokens)."""
+    allowed: TokenMask | None = None
+    """Only these may be. None: all."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequenceStep(msgspec.Struct, frozen=True):
     """One sequence's part of a step: compute KV for `tokens` at positions start, start+1, ..."""
 
     request_id: str
@@ -44,10 +73,26 @@ class SequenceStep:
     """All tokens of the request so far (prompt and output): `tokens` is `sequence[start : start + len(tokens)]`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True):
     token_id: int
     logprob: TokenLogprob | None
+
+
+class ExecutorLost(Exception):
+    """The executor cannot compute any more, e.g. because one of its ranks died: start the engine anew.
+
+    Raised by `begin` or by a step's future. The engine fails at once; other errors end the requests of their step only.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """What steps took where ranks of their own compute them, summed over all steps so far."""
+
+    busy_s: float
+    """In the model and in exchanges between ranks; the rest of a step is the driver's, and the way to the ranks."""
+    exchange_s: float
+    """Of that: in exchanges, waiting for other ranks included."""
 
 
 class Executor(ABC):
@@ -67,6 +112,46 @@ class Executor(ABC):
 
         When it returns, the KV of all tokens is in `kv` memory.
         """
+
+    @property
+    def depth(self) -> int:
+        """How many steps may be in flight: with several stages, so many that none need be idle."""
+        return 1
+
+    @property
+    def rank_times(self) -> RankTimes | None:
+        """None: the step is computed here, and there is nothing beside it."""
+        return None
+
+    def begin(self, step: Sequence[SequenceStep]) -> Future[list[SampledToken | None]]:
+        """Start a step; the future has what `execute` returns, or raises what it raises.
+
+        Steps end in the order in which they began. At most `depth` of them are in flight. A sequence is in two of them
+        only as consecutive chunks of its prompt: the later one attends to what the earlier one writes.
+        Every future ends: when the executor is lost or closed, with an error.
+        Here the step is computed before `begin` returns; executors with ranks of their own return at once.
+        """
+        done: Future[list[SampledToken | None]] = Future()
+        try:
+            done.set_result(self.execute(step))
+        except Exception as error:  # noqa: BLE001 - the future carries it to whoever waits
+            done.set_exception(error)
+        return done
+
+    def when_lost(self, tell: Callable[[ExecutorLost], None]) -> None:
+        """Have `tell` called, once and on any thread, if the executor is lost: an engine with nothing to compute would
+        not notice. Called before the first step. An executor without ranks of its own is never lost.
+        """
+        del tell
+
+    def planes(self, offer: TransportOffer) -> Sequence[RankPlane]:
+        """The data plane of each rank, not started. Called once, on the event loop that they are used from."""
+        memory, info = self.kv, self.info
+        region = Region(memory.address, memory.length_bytes)
+        whole = KvPart(0, info.layers, 0, info.kv_heads)
+        return [
+            LocalRankPlane(0, whole, region, memory.block_bytes, memory.num_blocks, offer.transports(region)),
+        ]
 
     @abstractmethod
     def close(self) -> None: ...

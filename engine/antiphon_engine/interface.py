@@ -41,6 +41,29 @@ class FinishReason(enum.Enum):
     """The engine failed on this request; `RequestOutput.error` says how."""
 
 
+class GrammarKind(enum.Enum):
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    """`text` is a JSON list of strings."""
+    LARK = "lark"
+    """A grammar as llguidance reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output has to keep to. Equal ones are compiled once."""
+
+    kind: GrammarKind
+    text: str
+    after_token_ids: tuple[int, ...] = ()
+    """Output ids, in this order, after which it begins (the end of reasoning). Empty: at once."""
+    opening_token_id: int | None = None
+    """With `after_token_ids`: the output may begin with this id, and only then is there reasoning to end. None: the
+    prompt has begun it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose tokens. Noise is a function of (seed, choice, output position) alone (Gumbel-max)."""
@@ -57,7 +80,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     """None: no log-probabilities; n: the chosen token's and the n best. Of the distribution before temperature,
-    penalties and filters (as vLLM's raw_logprobs and OpenAI's)."""
+    penalties and filters (as vLLM's raw_logprobs and OpenAI's), and under a grammar's mask."""
     seed: int = 0
     choice: int = 0
     max_tokens: int = 16
@@ -65,6 +88,8 @@ class Sampling:
     """EOS and stop ids cannot be sampled before that many output tokens."""
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    """Only what it allows is sampled; EOS only where it may end. None: anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +190,8 @@ class Load:
     """Of the free ones, those with nothing in them: so many can be stored without evicting any."""
     chunk_tokens: int = 0
     """Tokens that one step computes at most."""
+    max_sequences: int = 0
+    """Requests that one step computes at most; 0: not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +307,7 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self, deadline_s: float = 10.0) -> None:
-        """Stop after the current step; requests end without a word; release the executor. Idempotent."""
+        """Stop after the steps that are in flight; requests end without a word; release the executor. Idempotent."""
 
     # -- requests
 
@@ -296,7 +323,7 @@ class Engine(ABC):
     def cancel(self, request_id: str) -> None:
         """Forget the request, at any phase, and free its blocks (at the end of the step that uses them).
 
-        No output comes after the step that runs now. Unknown ids are ignored. Also ends a finished PREFILL.
+        No output comes after the steps that are in flight. Unknown ids are ignored. Also ends a finished PREFILL.
         """
 
     @abstractmethod

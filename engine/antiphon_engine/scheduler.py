@@ -4,6 +4,13 @@
 lock while requests may come, go and be resumed. Per step there is a budget of tokens. Running decodes come first,
 then prompts, chunk by chunk, first come, first served; decodes and chunks of many requests share one batch.
 
+Several steps may be in flight (`depth`), planned and committed in the same order. A step then takes its share of the
+decodes, one `depth`th, so that equal batches take turns. A request whose next token is being sampled is in no other
+step. A prompt runs ahead: its next chunk is planned while the one before it is in flight, because steps run in order,
+so the KV it attends to will be there. What steps in flight read and write stays: their requests are not preempted, and
+keep their blocks when they are cancelled or failed, until the last of those steps is committed; what a failed chunk's
+successors bring is dropped.
+
 Room. Every admitted request is *promised* the blocks for its prompt (and one token more): held and PREFILL requests
 when they are accepted, or they are refused; others when they are admitted from the queue. What is promised and not yet
 taken is never given away, so the blocks that requests hold plus those promised never exceed the pool.
@@ -12,7 +19,8 @@ Why nothing can wait for ever:
   * A request that is being pulled or whose prompt is being computed has its room. (Peers' pins and reads that were
     given up may occupy it for a while; both end by deadlines of their owners.)
   * Only a decode can lack room. It then preempts the running request that was admitted last (blocks freed, KV
-    recomputed later from what the cache still has), in the end itself. So the oldest running request goes on.
+    recomputed later from what the cache still has), in the end itself. So the oldest running request goes on. Those in
+    flight cannot be preempted: it waits for them to land, while no prompt runs ahead, and comes before them then.
   * Whoever waits for room at the head of the queue is counted before new room is promised, and no unpromised request
     overtakes it; what holds room (runs, pulls, kept PREFILLs) ends without needing more than it has or can preempt.
   * A request alone always fits: its length is limited to the pool as it is to the model's context (finish LENGTH),
@@ -24,19 +32,16 @@ its own (and then dropped in favour of the indexed one), because the last token 
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from antiphon_engine._request import Phase, Request
 from antiphon_engine._room import KvRoom
-from antiphon_engine._step import StepNews, StepPart, StepPlan, output_of, progress_of
-from antiphon_engine.executor import SampledToken, SampleSpec, SequenceStep
+from antiphon_engine._roster import Roster
+from antiphon_engine._step import StepNews, StepPart, StepPlan, output_of, part_of, progress_of
+from antiphon_engine.executor import SampledToken
 from antiphon_engine.interface import (
     FinishReason,
-    IntegrityError,
     IntegrityReport,
     Load,
     ModelInfo,
@@ -45,6 +50,7 @@ from antiphon_engine.interface import (
     RequestOutput,
     RequestRefused,
     Reservation,
+    Sampling,
 )
 from antiphon_engine.pool import BlockPool
 
@@ -54,7 +60,7 @@ class SchedulerConfig:
     max_batch_tokens: int = 512
     """Tokens computed in one step, of all sequences together."""
     max_sequences: int = 64
-    """Sequences in one step."""
+    """Sequences in one step, and running ones in all."""
     max_waiting_tokens: int = 32768
     """Prompt tokens that may wait in the queue; more are refused, unless the queue is empty."""
 
@@ -66,21 +72,19 @@ class SchedulerConfig:
 class Scheduler:
     """Owns all requests and their blocks. Every method needs the engine's lock."""
 
-    def __init__(self, config: SchedulerConfig, info: ModelInfo, pool: BlockPool) -> None:
+    def __init__(self, config: SchedulerConfig, info: ModelInfo, pool: BlockPool, depth: int = 1) -> None:
+        """`depth`: steps that may be in flight at once."""
         self.preemptions = 0
         self.limit_tokens = min(info.max_context_tokens, pool.num_blocks * info.block_tokens)
         """Prompt and output of one request together."""
         self._config = config
         self._info = info
         self._pool = pool
+        self._depth = depth
         self._room = KvRoom(pool)
-        self._requests: dict[str, Request] = {}
-        self._waiting: list[Request] = []  # by arrival, so that a preempted request goes back to the front
-        self._running: list[Request] = []  # in order of admission
-        self._leaving: list[Request] = []  # cancelled in mid-step: freed when the step is committed
+        self._roster = Roster(pool, self._room)
         self._to_announce: list[Request] = []  # PREFILLs that advanced without being computed
         self._finished: list[RequestOutput] = []  # of requests that were complete before they could run
-        self._arrivals = 0
 
     # -- requests come and go
 
@@ -97,41 +101,50 @@ class Scheduler:
             problem = f"the prompt has {length} tokens; the context of {context_tokens} must hold one more"
         elif length >= self.limit_tokens:
             problem = f"the prompt has {length} tokens; this worker's KV pool of {self.limit_tokens} must hold one more"
+        elif request.source.sampling.grammar is not None:
+            problem = self._grammar_obstacle(request.source.sampling)
         if problem:
             raise RequestRefused(RefusalReason.INVALID, problem)
 
+    def _grammar_obstacle(self, sampling: Sampling) -> str:
+        if not self._info.eos_token_ids:
+            return "the model has no end token, so nothing could say that a structured output is over"
+        if sampling.ignore_eos or sampling.min_tokens:
+            return "a grammar says where the output ends: ignore_eos and min_tokens cannot be had with it"
+        return ""
+
     def submit(self, request: Request) -> None:
         """Take a valid request, or raise RequestRefused."""
-        if request.request_id in self._requests:
+        if request.request_id in self._roster.requests:
             raise RequestRefused(RefusalReason.INVALID, f"there is a request {request.request_id} already")
         if request.phase is Phase.HELD or request.is_prefill:
-            head = next((waiting for waiting in self._waiting if not waiting.promised_blocks), None)
+            head = next((waiting for waiting in self._roster.waiting if not waiting.promised_blocks), None)
             if not self._room.fits(request, spare_blocks=head.wanted_blocks if head else 0):
                 raise RequestRefused(RefusalReason.CAPACITY, "no room in the KV pool now: try later or elsewhere")
             self._room.promise(request)
             self._extend(request)
-        elif self._waiting and self._queued_tokens() + len(request.tokens) > self._config.max_waiting_tokens:
+        elif (
+            self._roster.waiting and self._roster.queued_tokens + len(request.tokens) > self._config.max_waiting_tokens
+        ):
             raise RequestRefused(RefusalReason.CAPACITY, "the waiting queue is full: try later or elsewhere")
-        self._arrivals += 1
-        request.arrival = self._arrivals
-        self._requests[request.request_id] = request
+        self._roster.add(request)
         if request.phase is not Phase.HELD:
             self._enqueue(request)
 
     def cancel(self, request_id: str) -> None:
         self._finished = [output for output in self._finished if output.request_id != request_id]
-        if request_id in self._requests:
-            self._remove(self._requests[request_id])
+        if request_id in self._roster.requests:
+            self._roster.remove(self._roster.requests[request_id])
 
     def grant(self, request_id: str, credit_blocks: int) -> None:
-        request = self._requests.get(request_id)
+        request = self._roster.requests.get(request_id)
         if request is not None and request.credit_blocks is not None:
             request.credit_blocks = max(request.credit_blocks, credit_blocks)
 
     # -- held requests
 
     def reserve(self, request_id: str, num_tokens: int) -> Reservation | None:
-        request = self._held(request_id)
+        request = self._roster.held(request_id)
         if num_tokens > len(request.tokens):
             raise ValueError(f"{request_id} has {len(request.tokens)} tokens, not {num_tokens}")
         if not request.looked_up:
@@ -144,7 +157,7 @@ class Scheduler:
         return Reservation(blocks=tuple(request.blocks[:count]), filled_blocks=filled)
 
     def publish(self, request_id: str, num_tokens: int) -> None:
-        request = self._held(request_id)
+        request = self._roster.held(request_id)
         if num_tokens > len(request.tokens) or request.blocks_for(num_tokens) > len(request.blocks):
             raise ValueError(f"{num_tokens} tokens of {request_id} are published, but fewer have reserved blocks")
         if num_tokens > request.computed_tokens:
@@ -155,10 +168,12 @@ class Scheduler:
                 self._to_announce.append(request)
 
     def resume(self, request_id: str, output: Sequence[int]) -> None:
-        request = self._held(request_id)
+        request = self._roster.held(request_id)
         if any(not 0 <= token_id < self._info.vocab_size for token_id in output):
             raise ValueError(f"an output id of {request_id} is outside the vocabulary of {self._info.vocab_size}")
         request.append(output)
+        if request.grammar is not None and output:
+            request.grammar.advance(output)
         keep = request.blocks_for(request.computed_tokens)
         redo_block = False
         if not request.missing_tokens:
@@ -172,14 +187,13 @@ class Scheduler:
         request.cached_tokens = min(request.cached_tokens, request.computed_tokens)
         if redo_block and not self._room.is_covered:
             # The block that it gave back is in use by others, and there is none in its place: it queues for room.
-            self._reset(request)
+            self._roster.reset(request)
             request.cached_tokens = 0
-        request.phase = Phase.WAITING
         self._enqueue(request)
 
     def partial_block(self, request_id: str) -> list[int]:
         """The last, not full block of a finished PREFILL request, if there is one."""
-        request = self._requests.get(request_id)
+        request = self._roster.requests.get(request_id)
         if request is None or request.phase is not Phase.KEPT or len(request.tokens) % request.block_tokens == 0:
             return []
         return request.blocks[-1:]
@@ -187,27 +201,43 @@ class Scheduler:
     # -- one step
 
     def schedule(self) -> StepPlan:
-        """Plan the next step. Requests in the plan stay as they are until `commit` or `fail`, whatever is called."""
+        """Plan the next step, beside those in flight.
+
+        Requests in the plan stay as they are until `commit` or `fail`, whatever is called. Plans are committed or
+        failed in the order in which they were made.
+        """
         preemptions = self.preemptions
         self._admit()
         parts: list[StepPart] = []
         budget = self._config.max_batch_tokens
+        leaving = self._roster.leaving_ids
+        decodes: list[Request] = []
         prompts: list[Request] = []
-        for request in tuple(self._running):
-            if not request.is_decoding:
-                prompts.append(request)
-            elif budget and len(parts) < self._config.max_sequences and self._make_room(request):
-                parts.append(self._part(request, 1))
+        for request in self._roster.running:
+            (decodes if request.is_decoding else prompts).append(request)
+        share = min(-(-len(decodes) // self._depth), self._config.max_sequences)
+        lacks_room = False
+        for request in decodes:
+            if not budget or len(parts) == share:
+                break
+            if request.flights or request.request_id in leaving or not request.may_sample:
+                continue
+            if self._make_room(request):
+                parts.append(part_of(request, 1))
                 budget -= 1
+            elif request.phase is Phase.RUNNING:
+                lacks_room = True
         for request in prompts:
             if not budget or len(parts) == self._config.max_sequences:
                 break
-            if request.phase is not Phase.RUNNING:
-                continue  # a decode has just preempted it
+            if request.phase is not Phase.RUNNING or request.request_id in leaving:
+                continue  # a decode has just preempted it, or its namesake has not landed
+            if not request.can_run_ahead or (request.flights and lacks_room):
+                continue
             self._extend(request)
             count = min(budget, request.computable_tokens)
-            if count > 0 and self._room.secure(request, request.blocks_for(request.computed_tokens + count)):
-                parts.append(self._part(request, count))
+            if count > 0 and self._room.secure(request, request.blocks_for(request.planned_tokens + count)):
+                parts.append(part_of(request, count))
                 budget -= count
         has_news = bool(self._finished or self._to_announce)
         return StepPlan(tuple(parts), has_news, preempted=self.preemptions > preemptions)
@@ -218,21 +248,25 @@ class Scheduler:
         prefills: list[PrefillProgress] = []
         for part, sampled in zip(plan.parts, results, strict=True):
             request = part.request
-            if self._end_step(request):
+            if not self._roster.land(request, len(part.step.tokens)):
                 continue
             request.computed_tokens += len(part.step.tokens)
             self._room.index(request)
-            if request.is_prefill:
+            failure = request.grammar_failure if sampled is not None else ""
+            if failure:
+                self._end_failed(request, f"structured output failed: {failure}", outputs, prefills)
+            elif request.is_prefill:
                 if sampled is not None:
-                    self._running.remove(request)
-                    request.phase = Phase.KEPT
+                    self._roster.keep(request)
                 prefills.append(progress_of(request, sampled))
             elif sampled is not None:
                 request.append((sampled.token_id,))
                 finish = request.finish_reason(self.limit_tokens)
                 outputs.append(output_of(request, finish, sampled))
                 if finish is not None:
-                    self._remove(request)
+                    self._roster.remove(request)
+                elif request.grammar is not None:
+                    request.grammar.advance((sampled.token_id,))
         for request in self._to_announce:
             if request.phase is not Phase.OVER and request.indexed_blocks > request.announced_blocks:
                 prefills.append(progress_of(request, None))
@@ -244,30 +278,36 @@ class Scheduler:
         outputs: list[RequestOutput] = []
         prefills: list[PrefillProgress] = []
         for part in plan.parts:
-            if self._end_step(part.request):
+            if not self._roster.land(part.request, len(part.step.tokens)):
                 continue
-            if part.request.is_prefill:
-                prefills.append(progress_of(part.request, None, error))
-            else:
-                outputs.append(output_of(part.request, FinishReason.ERROR, None, error))
-            self._remove(part.request)
+            self._end_failed(part.request, error, outputs, prefills)
         return StepNews(tuple(outputs), tuple(prefills))
+
+    def _end_failed(
+        self, request: Request, error: str, outputs: list[RequestOutput], prefills: list[PrefillProgress]
+    ) -> None:
+        if request.is_prefill:
+            prefills.append(progress_of(request, None, error))
+        else:
+            outputs.append(output_of(request, FinishReason.ERROR, None, error))
+        self._roster.remove(request)
 
     # -- observation
 
     def load(self) -> Load:
-        held = sum(request.phase is Phase.HELD for request in self._requests.values())
-        prompts = sum(request.missing_tokens for request in self._running if not request.is_decoding)
+        held = sum(request.phase is Phase.HELD for request in self._roster.requests.values())
+        prompts = sum(request.missing_tokens for request in self._roster.running if not request.is_decoding)
         return Load(
-            running=len(self._running),
-            waiting=len(self._waiting) + held,
-            waiting_tokens=prompts + self._queued_tokens(),
-            kv_tokens=sum(request.computed_tokens for request in self._requests.values()),
+            running=len(self._roster.running),
+            waiting=len(self._roster.waiting) + held,
+            waiting_tokens=prompts + self._roster.queued_tokens,
+            kv_tokens=sum(request.computed_tokens for request in self._roster.requests.values()),
             free_blocks=self._room.unpromised_blocks,
             total_blocks=self._pool.num_blocks,
             retained_blocks=self._pool.retained_blocks,
             empty_blocks=self._room.empty_blocks,
             chunk_tokens=self._config.max_batch_tokens,
+            max_sequences=self._config.max_sequences,
         )
 
     def check_integrity(self) -> IntegrityReport:
@@ -275,47 +315,25 @@ class Scheduler:
         return self.integrity_check()()
 
     def integrity_check(self) -> Callable[[], IntegrityReport]:
-        """Check what requests have. What is returned checks the pool as it was then: it takes longer, and no lock.
+        """As `Roster.integrity_check`."""
+        return self._roster.integrity_check()
 
-        Both raise IntegrityError.
-        """
-        alive = [*self._requests.values(), *self._leaving]
-        references = Counter(block for request in alive for block in request.blocks)
-        outstanding = sum(request.outstanding_blocks for request in alive)
-        if outstanding != self._room.outstanding_blocks:
-            raise IntegrityError(
-                f"{outstanding} blocks are promised, {self._room.outstanding_blocks} are counted as such"
-            )
-        if len(references) + outstanding > self._pool.num_blocks:
-            raise IntegrityError(f"{len(references)} blocks are taken and {outstanding} promised: more than there are")
-        for phase, listed in ((Phase.WAITING, self._waiting), (Phase.RUNNING, self._running)):
-            if {r for r in self._requests.values() if r.phase is phase} != set(listed):
-                raise IntegrityError(f"the list of {phase.value} requests is not the set of them")
-        return partial(_check_pool, self._pool.copy(), references, len(alive))
-
-    # -- inside: requests
-
-    def _held(self, request_id: str) -> Request:
-        request = self._requests.get(request_id)
-        if request is None or request.phase is not Phase.HELD:
-            raise KeyError(f"request {request_id} is gone or not held any more")
-        return request
-
-    def _queued_tokens(self) -> int:
-        return sum(request.missing_tokens for request in self._waiting)
+    # -- inside
 
     def _enqueue(self, request: Request) -> None:
-        insort(self._waiting, request, key=_arrival)
+        self._roster.enqueue(request)
         finish = None if request.is_prefill else request.finish_reason(self.limit_tokens)
         if finish is not None:  # complete with the output that it brought along
             self._finished.append(output_of(request, finish, None))
-            self._remove(request)
+            self._roster.remove(request)
 
     def _admit(self) -> None:
-        free_places = self._config.max_sequences - sum(not request.is_stalled for request in self._running)
-        growing = sum(not request.is_prefill for request in self._running)
+        if not self._roster.waiting:
+            return
+        free_places = self._config.max_sequences - sum(not request.is_stalled for request in self._roster.running)
+        growing = sum(not request.is_prefill for request in self._roster.running)
         room_is_short = False
-        for request in tuple(self._waiting):
+        for request in tuple(self._roster.waiting):
             if free_places <= 0:
                 break
             if not request.promised_blocks:
@@ -325,9 +343,7 @@ class Scheduler:
                     continue
                 self._room.promise(request)
                 self._extend(request)
-            self._waiting.remove(request)
-            request.phase = Phase.RUNNING
-            self._running.append(request)
+            self._roster.run(request)
             free_places -= not request.is_stalled
             growing += not request.is_prefill
 
@@ -335,67 +351,27 @@ class Scheduler:
         if self._room.extend_from_cache(request) and request.is_prefill:
             self._to_announce.append(request)
 
-    def _preempt(self, request: Request) -> None:
-        self.preemptions += 1
-        self._running.remove(request)
-        self._reset(request)
-        request.preempted = True
-        request.phase = Phase.WAITING
-        insort(self._waiting, request, key=_arrival)
-
-    def _reset(self, request: Request) -> None:
-        """Without room and from the beginning, or from what the cache will have of it then."""
-        self._room.free(request)
-        request.computed_tokens = request.indexed_blocks = 0
-
-    def _remove(self, request: Request) -> None:
-        del self._requests[request.request_id]
-        if request.phase is Phase.WAITING:
-            self._waiting.remove(request)
-        elif request.phase is Phase.RUNNING:
-            self._running.remove(request)
-        request.phase = Phase.OVER
-        if request.in_step:
-            self._leaving.append(request)
-        else:
-            self._room.free(request)
-
-    def _part(self, request: Request, count: int) -> StepPart:
-        start = request.computed_tokens
-        position = len(request.output)
-        sample = None
-        if count == request.missing_tokens:
-            forbidden = request.early_stop_ids if position < request.source.sampling.min_tokens else frozenset()
-            sample = SampleSpec(request.source.sampling, position, request.source.prompt, request.output, forbidden)
-        request.in_step = True
-        blocks = request.blocks[: request.blocks_for(start + count)]
-        tokens = request.tokens[start : start + count]
-        return StepPart(
-            request, SequenceStep(request.request_id, tokens, start, blocks, sample, sequence=request.tokens)
-        )
-
-    def _end_step(self, request: Request) -> bool:
-        """True if the request was cancelled while the step ran; then it is freed now."""
-        request.in_step = False
-        if request.phase is not Phase.OVER:
-            return False
-        self._leaving.remove(request)
-        self._room.free(request)
-        return True
-
     def _make_room(self, request: Request) -> bool:
-        """Room for one more token of a decode, by preemption if need be. False: it was preempted itself."""
+        """Room for one more token of a decode, by preemption if need be. False: it waits, or was preempted itself."""
         while request.phase is Phase.RUNNING:
             if self._room.secure(request, request.blocks_for(request.computed_tokens + 1)):
                 return True
-            self._preempt(next(r for r in reversed(self._running) if not r.is_prefill))
+            victim = self._victim(request)
+            if victim is None:
+                return False
+            self.preemptions += 1
+            self._roster.preempt(victim)
         return False
 
-
-def _check_pool(pool: BlockPool, references: Mapping[int, int], requests: int) -> IntegrityReport:
-    free, cached, used = pool.check(references)
-    return IntegrityReport(free, cached, used, pool.num_blocks, requests)
-
-
-def _arrival(request: Request) -> int:
-    return request.arrival
+    def _victim(self, request: Request) -> Request | None:
+        """Who gives its blocks up for `request`: of those in no step, who was admitted last; None: one must land."""
+        later_ones_fly = False
+        for other in reversed(self._roster.running):
+            if other is request:
+                break
+            if other.is_prefill:
+                continue
+            if not other.flights:
+                return other
+            later_ones_fly = True
+        return None if later_ones_fly else request

@@ -7,18 +7,27 @@ thrown away. `BlockEngine.measure_first` runs them on the engine's thread, where
 The one idea: *nothing is begun that would take too long*. Prompts grow by fours, each is predicted from the one before,
 and they may take half of the budget; so a slow machine measures small steps and a fast one large ones. An untimed step
 goes first: it pays for what an engine sets up only once.
+
+With an executor of several stages, as many equal steps are in flight as it takes, and what counts is by how much the
+last one ended after the one before it: as with real steps (`_flights`), what a step adds to those before it.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
+import msgspec
+
 from antiphon_engine._step import step_sample
-from antiphon_engine.executor import SampledToken, SampleSpec, SequenceStep
+from antiphon_engine.executor import Executor, ExecutorLost, SampledToken, SampleSpec, SequenceStep
 from antiphon_engine.interface import ModelInfo, Sampling, StepSample
 from antiphon_engine.scheduler import SchedulerConfig
+
+logger = logging.getLogger("antiphon.engine")
 
 SHORTEST_PROMPT_TOKENS = 16
 LONGEST_PROMPT_TOKENS = 4096
@@ -26,6 +35,8 @@ CONTEXT_CHUNK_TOKENS = 64
 DECODE_BATCHES = (1, 4, 16)
 
 Execute = Callable[[Sequence[SequenceStep]], list[SampledToken | None]]
+Pace = Callable[[Sequence[SequenceStep]], float]
+"""Milliseconds that a step adds to equal ones before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +111,65 @@ class Limits:
         return tuple(probes)
 
 
+def measure(
+    executor: Executor, limits: Limits, blocks: Sequence[int], budget_ms: float, stop: Callable[[], bool]
+) -> tuple[StepSample, ...]:
+    """What the steps took: fewer, or none, where time or blocks are short, a step fails or `stop` says so.
+
+    Raises ExecutorLost. No step is in flight afterwards.
+    """
+    samples: list[StepSample] = []
+    pace = pace_in_flight(executor) if executor.depth > 1 else None
+    try:
+        for sample in probe_steps(executor.execute, limits, blocks, budget_ms, pace=pace):
+            samples.append(sample)
+            if stop():
+                break
+    except ExecutorLost:
+        raise
+    except Exception as error:
+        logger.warning("a step of the self-measurement failed after %d of them", len(samples), exc_info=error)
+    return tuple(samples)
+
+
+def pace_in_flight(executor: Executor, clock: Callable[[], float] = time.perf_counter) -> Pace:
+    """Have `executor.depth` copies of a step in flight. They write the same into the same blocks, one after another."""
+
+    def pace(step: Sequence[SequenceStep]) -> float:
+        futures: list[Future[list[SampledToken | None]]] = []
+        ends: list[float] = []
+        try:
+            for copy in range(executor.depth):
+                began = clock()
+                futures.append(executor.begin([_named(part, f"{part.request_id}-{copy}") for part in step]))
+            for future in futures:
+                future.result()
+                ends.append(clock())
+        finally:
+            wait(futures)
+        return (ends[-1] - max([began, *ends[-2:-1]])) * 1e3
+
+    return pace
+
+
 def probe_steps(
     execute: Execute,
     limits: Limits,
     blocks: Sequence[int],
     budget_ms: float,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    pace: Pace | None = None,
 ) -> Iterator[StepSample]:
     """Run the steps one by one and yield what each took. `blocks`: `limits.blocks` of them, whose content is void.
 
     After the untimed step, nothing is begun once the budget is spent, nor a prompt that by the one before it would take
-    more than half of what is left. Raises what `execute` raises.
+    more than half of what is left. Raises what `execute` raises. `pace` times a step; None: `execute` alone does.
     """
     if len(blocks) < limits.blocks:
         return
+    if pace is None:
+        pace = _alone(execute, clock)
     prompts = limits.prompts()
     computed_tokens = 0
     took_ms = 0.0
@@ -124,19 +180,25 @@ def probe_steps(
         left_ms = (ends_at - clock()) * 1e3
         if left_ms <= 0 or (computed_tokens and took_ms * length / computed_tokens > left_ms / 2):
             break
-        sample = _timed(execute, _step(Probe(length, 0), limits, blocks), clock)
-        computed_tokens, took_ms = length, sample.duration_ms
+        step = _step(Probe(length, 0), limits, blocks)
+        began = clock()
+        sample = step_sample(step, pace(step))
+        computed_tokens, took_ms = length, (clock() - began) * 1e3
         yield sample
     for probe in limits.with_context(computed_tokens):
         if clock() >= ends_at:
             return
-        yield _timed(execute, _step(probe, limits, blocks), clock)
+        step = _step(probe, limits, blocks)
+        yield step_sample(step, pace(step))
 
 
-def _timed(execute: Execute, step: Sequence[SequenceStep], clock: Callable[[], float]) -> StepSample:
-    started = clock()
-    execute(step)
-    return step_sample(step, (clock() - started) * 1e3)
+def _alone(execute: Execute, clock: Callable[[], float]) -> Pace:
+    def pace(step: Sequence[SequenceStep]) -> float:
+        began = clock()
+        execute(step)
+        return (clock() - began) * 1e3
+
+    return pace
 
 
 def _step(probe: Probe, limits: Limits, blocks: Sequence[int]) -> list[SequenceStep]:
@@ -157,6 +219,10 @@ def _step(probe: Probe, limits: Limits, blocks: Sequence[int]) -> list[SequenceS
         )
         for number in range(probe.sequences)
     ]
+
+
+def _named(part: SequenceStep, request_id: str) -> SequenceStep:
+    return msgspec.structs.replace(part, request_id=request_id)
 
 
 def _token(position: int, vocab_size: int) -> int:

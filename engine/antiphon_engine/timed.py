@@ -8,6 +8,7 @@ is replaced, by waiting as long as `TimedSettings.step_ms` says. Two things keep
   with what it must be for the request's tokens: the last block on every step, all of them when a sequence is new here
   (prefix hit, pull, preemption). A difference raises KvCorruption. What may fail: nothing else.
 * *Tokens are a hash* of (prompt, seed, choice, position): the same wherever and in whatever chunks a request runs.
+  Under a grammar they are chosen by that hash among those that it allows, such that texts come to an end.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from antiphon_engine.timed_tokenizer import (
 
 REMEMBERED_SEQUENCES = 256
 """Sequences whose prefix need not be verified from the start again. Forgetting one costs time, not safety."""
+
+_CLOSING_IDS = tuple(b'"]}')
 
 
 class StepDuration(Protocol):
@@ -194,16 +197,26 @@ class TimedExecutor(Executor):
         digest = hashlib.sha256(known.prompt_digest)
         for value in (spec.sampling.seed, spec.sampling.choice, spec.position):
             digest.update(value.to_bytes(16, "little", signed=True))
-        choices = self._settings.sampled_token_ids
-        first = int.from_bytes(digest.digest()[:8], "little") % len(choices)
-        ranked = (choices[(first + step) % len(choices)] for step in range(len(choices)))
-        allowed = [token_id for token_id in ranked if token_id not in spec.forbidden]
+        number = int.from_bytes(digest.digest()[:8], "little")
+        allowed = self._allowed(spec, number)
         if not allowed:
             raise ValueError("every token that could be sampled is forbidden")
         if spec.sampling.logprobs is None:
             return SampledToken(allowed[0], None)
         top = tuple((token_id, -0.5 - rank) for rank, token_id in enumerate(allowed[: spec.sampling.logprobs]))
         return SampledToken(allowed[0], TokenLogprob(allowed[0], -0.5, top))
+
+    def _allowed(self, spec: SampleSpec, number: int) -> list[int]:
+        """What may be sampled, what is sampled first. `number`: drawn for this position."""
+        choices: Sequence[int] = self._settings.sampled_token_ids
+        bits = None if spec.allowed is None else spec.allowed.bits()
+        if bits is not None:
+            choices = _choices_of(bits, choices, self._info.eos_token_ids, wants_end=number % 4 == 0)
+        if not choices:
+            return []
+        first = number % len(choices)
+        ranked = (choices[(first + step) % len(choices)] for step in range(len(choices)))
+        return [token_id for token_id in ranked if token_id not in spec.forbidden]
 
     def _tokens_of(self, part: SequenceStep, number: int) -> Sequence[int]:
         start = number * self._settings.block_tokens
@@ -221,3 +234,17 @@ class TimedExecutor(Executor):
             f"block {part.blocks[number]} is not what request {part.request_id} needs as its block {number} "
             f"(it starts at token {part.start})"
         )
+
+
+def _choices_of(bits: bytes, usual: Sequence[int], ends: Sequence[int], *, wants_end: bool) -> Sequence[int]:
+    """What a grammar allows, narrowed so that texts end: its end where there can be one, now and then what closes a
+    string, a list or an object, else what is usually sampled, else anything."""
+
+    def allows(token_id: int) -> bool:
+        return bool(bits[token_id // 8] >> token_id % 8 & 1)
+
+    closing = _CLOSING_IDS if wants_end else ()
+    for wanted in (ends, closing, usual):
+        if found := [token_id for token_id in wanted if allows(token_id)]:
+            return found
+    return [token_id for token_id in range(8 * len(bits)) if allows(token_id)]

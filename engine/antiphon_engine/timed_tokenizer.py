@@ -1,7 +1,8 @@
 """A tokenizer for the timed engine, made of nothing: one token a byte, and four special tokens.
 
 Token id = byte value, so ids are readable, every text can be encoded, and nothing is read from a model. The format is
-that of Hugging Face `tokenizers` (tokenizer.json); the chat template is ChatML.
+that of Hugging Face `tokenizers` (tokenizer.json); the chat template is ChatML, with tools as Hermes
+models have them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ BYTE_VOCAB_SIZE = 260
 PRINTABLE_TOKEN_IDS = tuple(range(ord(" "), ord("~") + 1))
 
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\\n' + (tools | tojson) + '<|im_end|>' + '\\n' }}{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )

@@ -6,7 +6,7 @@ of bytes.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 from antiphon_proto import worker_pb2 as pb
@@ -41,11 +41,8 @@ class Renderer(Protocol):
     def end(self, flight: Flight) -> bytes:
         """What follows when all choices have ended well."""
 
-    def keep(self, choice: Choice, step: pb.RequestStep) -> None:
-        """One step of an answer that is sent whole."""
-
     def whole(self, flight: Flight) -> bytes:
-        """That answer."""
+        """An answer that is sent whole, from what its choices collected."""
 
 
 def usage(flight: Flight) -> UsageBody:
@@ -59,9 +56,12 @@ def usage(flight: Flight) -> UsageBody:
     )
 
 
-def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that failed. No [DONE] follows: it would mean that all is well."""
-    return b"data: " + error.to_json() + b"\n\n"
+@runtime_checkable
+class TellsFailure(Protocol):
+    """A renderer whose streams end in a way of their own where they fail."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
 
 
 class Frame:

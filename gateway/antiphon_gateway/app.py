@@ -18,29 +18,59 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
+from antiphon_kvtransfer import RedisAccess
 from antiphon_proto import worker_pb2 as pb
 from antiphon_telemetry import tracing
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from antiphon_gateway import chat, completions, errors, explain_page, index_page, pages, schema
-from antiphon_gateway.answers import Renderer, error_event
+from antiphon_gateway import (
+    chat,
+    completions,
+    errors,
+    explain_page,
+    index_page,
+    messages,
+    messages_body,
+    messages_prompt,
+    openapi,
+    openapi_page,
+    pages,
+    responses,
+    responses_body,
+    responses_prompt,
+    schema,
+    structured,
+    token_pages,
+)
+from antiphon_gateway.answers import Renderer
 from antiphon_gateway.auth import ApiKeys, cache_salt
+from antiphon_gateway.chat_parsed import ParsedChatRenderer
+from antiphon_gateway.cors import CrossOrigin
 from antiphon_gateway.dispatch import Dispatcher, no_worker
+from antiphon_gateway.error_forms import MESSAGES_PATH, error_event
 from antiphon_gateway.errors import ApiError
 from antiphon_gateway.explain import Trail
 from antiphon_gateway.explain_span import request_attributes
 from antiphon_gateway.explain_store import ExplainStore
 from antiphon_gateway.fleet import Fleet
 from antiphon_gateway.flight import Flight, StartAgain, Target, Ticket
+from antiphon_gateway.grammar_checks import GrammarChecks
 from antiphon_gateway.groups import Group
 from antiphon_gateway.http import JSON_TYPE, ClientGone, Request
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.models import ModelRegistry, Prompt
 from antiphon_gateway.options import GatewayOptions
+from antiphon_gateway.parameters import ignored_header, unknown_fields
+from antiphon_gateway.responses_store import ResponseStore
+from antiphon_gateway.scaling_demand import Demand
+from antiphon_gateway.scaling_news import NewsDesk
+from antiphon_gateway.scaling_writer import ScalingWriter
 from antiphon_gateway.streaming import Presence, send_stream, send_whole
 from antiphon_gateway.tokenization import TextWorkers
+from antiphon_gateway.tokenization_cache import EncodingCache
+from antiphon_gateway.tools import Dialects, Parsing, check_tool_choice, check_tools, forced_grammar, parsing_for
 from antiphon_gateway.wishes import read_wishes
 
 log = logging.getLogger("antiphon.gateway")
@@ -49,8 +79,12 @@ Handler: TypeAlias = Callable[[Request], Awaitable[None]]
 
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
 _MODELS = "/v1/models/"
+_RESPONSES = f"{responses.PATH}/"
 _SWEEP_S = 1.0
 _NO_PARENT = Context()
+_BYTES_PER_TOKEN = 4
+"""Of a body, about, where there is nobody yet to tokenise it."""
+
 _MAX_STARTS = 8
 """A request is started again only where it can be served elsewhere; this bounds what nobody thought of."""
 
@@ -65,28 +99,54 @@ class Gateway:
         gateway_id: str,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`draw` gives numbers in [0, 1): all the randomness there is in where requests go."""
+        """`draw` gives numbers in [0, 1): all the randomness there is in where requests go.
+
+        Raises CorsOriginInvalid.
+        """
         self.options = options
-        self.models = ModelRegistry()
+        encodings = EncodingCache(options.encoding_cache_bytes) if options.encoding_cache_bytes > 0 else None
+        self.models = ModelRegistry(encodings)
+        self.dialects = Dialects(options.tool_parser, options.reasoning_parser)
         self.metrics = GatewayMetrics()
         self.fleet = Fleet(options, gateway_id, self.models)
         self.dispatcher = Dispatcher(self.fleet, options, self.metrics, draw)
         self.explain = ExplainStore(options.explain_requests, options.explain_max_bytes, gateway_id)
+        self.responses = ResponseStore(options.responses_stored, options.responses_max_bytes, options.responses_keep_s)
         self.draining = False
+        self._ending = False
+        """Draining took too long: nobody waits any more."""
         self._gateway_id = gateway_id
         self._keys = keys
+        self._cross_origin = CrossOrigin(options.cors_origin) if options.cors_origin else None
         self._text = TextWorkers()
+        self.grammar_checks = GrammarChecks()
         self._tracer = tracing.tracer("antiphon.gateway")
         self._flights: dict[Flight, Request] = {}
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._sweeper: asyncio.Task[None] | None = None
+        self.demand = Demand()
+        self._scaling: ScalingWriter | None = None
+        self._scaling_task: asyncio.Task[None] | None = None
+        desk = NewsDesk(gateway_id, self.fleet, self.dispatcher, self.demand, lambda: self._flights)
+        if options.redis_url:
+            access = RedisAccess(options.redis_url, options.redis_username, options.redis_password_file)
+            self._scaling = ScalingWriter(access, gateway_id, desk)
+            self.dispatcher.lobby.on_held = self._scaling.at_once
+        self.metrics.observe_scaling(desk.news, self.fleet.catalogue.record)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completions},
+            MESSAGES_PATH: {"POST": self._messages},
+            f"{MESSAGES_PATH}/count_tokens": {"POST": self._count_tokens},
+            responses.PATH: {"POST": self._responses},
             "/v1/models": {"GET": self._list_models},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
             index_page.PATH: {"GET": self._index},
+            openapi.PATH: {"GET": self._openapi},
+            openapi.PAGE_PATH: {"GET": self._docs},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
@@ -95,6 +155,7 @@ class Gateway:
             in_flight=lambda: self._in_flight,
             queue_depth=lambda: self.dispatcher.waiting,
             workers=lambda: len(self.fleet.workers()),
+            encodings=encodings,
         )
 
     # -- life
@@ -103,13 +164,24 @@ class Gateway:
         """Begin to look for workers. Needs a running loop."""
         self.fleet.start()
         self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
+        if self._scaling is not None:
+            self._scaling_task = asyncio.create_task(self._scaling.run(), name="scaling-news")
 
     async def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        for task in (self._sweeper, self._scaling_task):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._scaling is not None:
+            await self._scaling.close()
         await self.fleet.close()
         self._text.close()
+        self.grammar_checks.close()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Those that are there as they are; below some of them there are more."""
+        return tuple(self._routes)
 
     @property
     def in_flight(self) -> int:
@@ -122,6 +194,8 @@ class Gateway:
 
     def end_all(self) -> None:
         """End every running request with an error that its client sees."""
+        self._ending = True
+        self.dispatcher.lobby.call_all()
         for flight in self._flights:
             flight.end(errors.draining())
 
@@ -130,6 +204,7 @@ class Gateway:
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = time.monotonic()
+            self.responses.expire()
             for flight, request in list(self._flights.items()):
                 self.dispatcher.sweep(flight, now)
                 if flight.writing_since and now - flight.writing_since > self.options.client_timeout_s:
@@ -143,6 +218,14 @@ class Gateway:
         """Answer it. What goes wrong is answered or logged; nothing is raised but where the answer cannot be sent."""
         given = request.header(b"x-request-id")
         request.request_id = given if given and _REQUEST_ID.match(given) else f"req-{_new_id()}"
+        key = request.headers.get(b"x-api-key")
+        if key is not None:
+            # Anthropic's clients say their key so.
+            request.headers.setdefault(b"authorization", b"Bearer " + key)
+        if self._cross_origin is not None:
+            request.standing_headers = self._cross_origin.headers(request)
+            if await self._cross_origin.answered(request, self._methods(request.path)):
+                return
         try:
             await self._handler(request)(request)
         except ApiError as error:
@@ -158,7 +241,7 @@ class Gateway:
 
     async def _fail(self, request: Request, error: ApiError) -> None:
         if request.started:
-            await request.send(error_event(error), last=True)
+            await request.send(error_event(error, request.path, request.request_id), last=True)
         elif error.status == 405:
             allowed = ", ".join(self._methods(request.path)).encode()
             await request.respond_error(error, (b"allow", allowed))
@@ -170,6 +253,8 @@ class Gateway:
     def _methods(self, path: str) -> Mapping[str, Handler]:
         if path.startswith(_MODELS) and len(path) > len(_MODELS):
             return {"GET": self._show_model}
+        if path.startswith(_RESPONSES) and len(path) > len(_RESPONSES) and "/" not in path[len(_RESPONSES) :]:
+            return {"GET": self._show_response, "DELETE": self._delete_response}
         if path.startswith(explain_page.PATH) and len(path) > len(explain_page.PATH):
             return {"GET": self._explain}
         if path.startswith(f"{index_page.PATH}/") and len(path) > len(index_page.PATH) + 1:
@@ -215,6 +300,53 @@ class Gateway:
             raise errors.model_not_found(name)
         await request.respond(200, msgspec.json.encode(model), JSON_TYPE)
 
+    async def _show_response(self, request: Request) -> None:
+        tenant = self._keys.tenant(request.header(b"authorization"))
+        response_id = request.path[len(_RESPONSES) :]
+        found = self.responses.find(response_id, tenant)
+        if found is None:
+            raise responses.not_found(response_id)
+        await request.respond(200, found.page, JSON_TYPE)
+
+    async def _delete_response(self, request: Request) -> None:
+        tenant = self._keys.tenant(request.header(b"authorization"))
+        response_id = request.path[len(_RESPONSES) :]
+        if not self.responses.delete(response_id, tenant):
+            raise responses.not_found(response_id)
+        await request.respond(200, msgspec.json.encode(responses.Deleted(response_id)), JSON_TYPE)
+
+    async def _tokenize(self, request: Request) -> None:
+        tenant = self._keys.tenant(request.header(b"authorization"))
+        raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
+        asked = token_pages.read_tokenize(raw)
+        target = self._known_target(asked.model, cache_salt(tenant))
+        page = await token_pages.tokenize(asked, target, self._text, len(raw))
+        await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
+
+    async def _count_tokens(self, request: Request) -> None:
+        tenant = self._keys.tenant(request.header(b"authorization"))
+        raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
+        body = schema.decode(raw, messages_body.CountBody)
+        target = self._known_target(body.model, cache_salt(tenant))
+        messages_body.check_prompt(body)
+        page = await messages.count_tokens(body, self.dialects.of(target.model), target, self._text, len(raw))
+        ignored = messages.ignored_by(raw, body, target)
+        headers = (ignored_header(ignored),) if ignored else ()
+        await request.respond(200, msgspec.json.encode(page), JSON_TYPE, *headers)
+
+    async def _detokenize(self, request: Request) -> None:
+        self._keys.tenant(request.header(b"authorization"))
+        raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
+        name, ids = token_pages.read_detokenize(raw)
+        page = await token_pages.detokenize(ids, self._known_target(name, b"").model, self._text)
+        await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
+
+    async def _openapi(self, request: Request) -> None:
+        await request.respond(200, openapi.encoded(), JSON_TYPE)
+
+    async def _docs(self, request: Request) -> None:
+        await request.respond(200, openapi_page.page(), *openapi_page.HEADERS)
+
     async def _index(self, request: Request) -> None:
         self._keys.tenant(request.header(b"authorization"))
         await request.respond(200, msgspec.json.encode(index_page.overview(self.fleet.mirror)), JSON_TYPE)
@@ -236,28 +368,108 @@ class Gateway:
     async def _chat(self, request: Request) -> None:
         await self._generate(request, "chat", self._start_chat)
 
+    async def _messages(self, request: Request) -> None:
+        await self._generate(request, "messages", self._start_message)
+
+    async def _responses(self, request: Request) -> None:
+        await self._generate(request, "responses", self._start_response)
+
     async def _completions(self, request: Request) -> None:
         await self._generate(request, "completions", self._start_completion)
 
     async def _start_chat(self, call: Call) -> Started:
         body = schema.decode(call.raw, schema.ChatBody)
         target = await self._target(body.model, call)
-        schema.check_chat(body)
-        prompt = await chat.make_prompt(body, target, self._text, len(call.raw))
-        sampling = chat.sampling_for(body, target, prompt)
-        flight = self._flight(call, target, [prompt], sampling, body, "chat")
-        renderer = chat.ChatRenderer(f"chatcmpl-{call.ticket.request_id}", body, target)
+        if body.wide or body.reasoning_effort is not None:
+            call.ignored = chat.ignored_by(call.raw, body, target)
+        if body.tools and chat.has_no_place_for_tools(body, target):
+            body.tools = None
+            call.ignored += ("tools",)
+        plan = await self._plan_chat(body, target, len(call.raw))
+        answer_id = f"chatcmpl-{call.ticket.request_id}"
+        renderer: Renderer
+        if plan.parsing is None:
+            renderer = chat.ChatRenderer(answer_id, body, target)
+        else:
+            renderer = ParsedChatRenderer(answer_id, body, target, plan.parsing)
+        flight = self._flight(call, target, [plan.prompt], plan.sampling, body, "chat")
+        flight.enough = plan.enough
         return Started(flight, renderer, bool(body.stream))
+
+    async def _start_message(self, call: Call) -> Started:
+        body = schema.decode(call.raw, messages_body.MessageBody)
+        target = await self._target(body.model, call)
+        call.ignored = messages.ignored_by(call.raw, body, target)
+        messages_body.check_message(body)
+        messages.check_model(body, self.dialects.of(target.model), target)
+        asked = messages_prompt.to_chat(body)
+        plan = await self._plan_chat(asked, target, len(call.raw))
+        messages.complete_sampling(plan.sampling, body)
+        renderer = messages.MessageRenderer(
+            f"msg_{call.ticket.request_id}", body, target, plan.parsing, plan.sampling.max_tokens
+        )
+        flight = self._flight(call, target, [plan.prompt], plan.sampling, asked, "messages")
+        flight.enough = plan.enough
+        return Started(flight, renderer, bool(body.stream))
+
+    async def _start_response(self, call: Call) -> Started:
+        body = schema.decode(call.raw, responses_body.ResponseBody)
+        target = await self._target(body.model, call)
+        try:
+            call.ignored = responses.ignored_by(call.raw, body, target)
+            exchange = responses.Exchange(body, call.ticket, self.responses)
+            plan = await self._plan_chat(exchange.chat, target, len(call.raw) + exchange.earlier_bytes)
+        except ApiError as error:
+            raise responses_prompt.in_own_words(error) from error
+        responses.complete_sampling(plan.sampling, body)
+        flight = self._flight(call, target, [plan.prompt], plan.sampling, exchange.chat, "responses")
+        flight.enough = plan.enough
+        return Started(flight, responses.ResponseRenderer(exchange, plan.parsing), bool(body.stream))
+
+    async def _plan_chat(self, body: schema.ChatBody, target: Target, body_bytes: int) -> ChatPlan:
+        """Raises ApiError (400)."""
+        schema.check_chat(body)
+        if body.tools or body.tool_choice is not None:
+            check_tools(body.tools or ())
+            check_tool_choice(body)
+        grammar = await self._grammar(body, target)
+        prompt = await chat.make_prompt(body, target, self._text, body_bytes)
+        sampling = chat.sampling_for(body, target, prompt)
+        parsing = parsing_for(body, target.model, prompt, self.dialects)
+        if grammar is not None:
+            structured.after_reasoning(grammar, parsing, target.model, prompt.token_ids)
+            sampling.grammar.CopyFrom(grammar)
+        elif body.tools:
+            forced = forced_grammar(body, parsing)
+            if forced is not None:
+                await self.grammar_checks.check(forced, target.model, "tools")
+                sampling.grammar.CopyFrom(forced)
+        if parsing is not None:
+            sampling.kept_special_ids.extend(parsing.kept_special_ids)
+        return ChatPlan(prompt, sampling, parsing, parsing.enough() if parsing is not None else None)
 
     async def _start_completion(self, call: Call) -> Started:
         body = schema.decode(call.raw, schema.CompletionBody)
         target = await self._target(body.model, call)
         schema.check_completion(body)
+        if body.wide:
+            call.ignored = unknown_fields(call.raw, type(body))
+        grammar = await self._grammar(body, target)
         prompts = await completions.make_prompts(body, target, self._text)
         sampling = completions.sampling_for(body, target, prompts)
+        if grammar is not None:
+            sampling.grammar.CopyFrom(grammar)
         flight = self._flight(call, target, prompts, sampling, body, "completions")
         renderer = completions.CompletionRenderer(f"cmpl-{call.ticket.request_id}", body, target)
         return Started(flight, renderer, bool(body.stream))
+
+    async def _grammar(self, body: schema.CommonBody, target: Target) -> pb.Grammar | None:
+        """What the answer has to keep to; it compiles. Raises ApiError (400)."""
+        wanted = structured.wanted_by(body)
+        if wanted is None:
+            return None
+        await self.grammar_checks.check(wanted.grammar, target.model, wanted.param)
+        return wanted.grammar
 
     def _flight(
         self,
@@ -268,7 +480,7 @@ class Gateway:
         body: schema.CommonBody,
         endpoint: str,
     ) -> Flight:
-        return Flight(
+        flight = Flight(
             call.ticket,
             target,
             prompts,
@@ -276,10 +488,15 @@ class Gateway:
             choices_per_prompt=body.n or 1,
             buffer_steps=self.options.stream_buffer_steps,
             metrics=self.metrics.of(target.model.name, endpoint),
+            sent_whole=not body.stream,
             failures=call.failures,
             trail=call.trail,
             priority=call.ticket.wishes.granted(body.service_tier, body.priority),
         )
+        if call.woken_at:
+            # Its waiting for a place begins now: it is not to be turned away for having waited for the first worker.
+            flight.queued_at = call.woken_at
+        return flight
 
     # -- from a name to workers
 
@@ -305,6 +522,15 @@ class Gateway:
                 salt=b"" if record is not None and record.isolation == "Shared" else call.ticket.salt,
             )
 
+    def _known_target(self, name: str, salt: bytes) -> Target:
+        """What the client means, whether or not anybody serves it now. Raises ApiError (404, 503)."""
+        key = self._key(name)
+        record, model = self.fleet.catalogue.record(key), self.models.get(key)
+        if model is None:
+            raise no_worker(name, record)
+        limit = pages.context_limit(model, record.max_context_tokens if record is not None else 0)
+        return Target(name, Group(key, "", model.digest), model, limit, salt)
+
     def _key(self, name: str) -> str:
         """The model that `name` means. Raises ApiError (404, 503)."""
         catalogue = self.fleet.catalogue
@@ -320,13 +546,23 @@ class Gateway:
 
     async def _wait_for_worker(self, name: str, key: str, call: Call) -> None:
         """Return when something has changed for the model. Raises ApiError (429, 503) and ClientGone."""
-        if self.dispatcher.waiting >= self.options.queue_size:
-            raise errors.queue_full(self.options.queue_size)
-        remaining_s = call.ticket.arrived_at + self.options.queue_timeout_s - time.monotonic()
-        with self.dispatcher.lobby.place(key) as changed:
+        if self._ending:
+            raise errors.draining()
+        lobby, options, record = self.dispatcher.lobby, self.options, self.fleet.catalogue.record(key)
+        tokens = len(call.raw) // _BYTES_PER_TOKEN
+        # One alone always may wait, however long it is.
+        if self.dispatcher.waiting >= options.queue_size or (
+            len(lobby) and lobby.tokens + tokens > options.queue_tokens
+        ):
+            retry_after_s = record.retry_after_s if record is not None else 1
+            raise errors.too_many_held(name, options.queue_size, retry_after_s=retry_after_s)
+        wait_s = min(options.wake_timeout_s, call.ticket.wishes.timeout_s or options.wake_timeout_s)
+        remaining_s = call.ticket.arrived_at + wait_s - time.monotonic()
+        with lobby.place(key, tokens) as changed:
             if remaining_s > 0 and await call.presence.until(changed, remaining_s):
+                call.woken_at = time.monotonic()
                 return
-        raise no_worker(name, self.fleet.catalogue.record(key))
+        raise no_worker(name, self.fleet.catalogue.record(key), waited_s=wait_s)
 
     async def _generate(self, request: Request, endpoint: str, start: Starter) -> None:
         """Count, trace and serve one generating request, whatever way it ends."""
@@ -397,9 +633,14 @@ class Gateway:
         call.trail.queued(flight.target.name)
         self.explain.keep(call.trail)
         call.presence.follow(flight)
+        if call.ignored and call.starts == 1:
+            request.standing_headers += (ignored_header(call.ignored),)
         self._flights[flight] = request
+        generates = flight.choices[0].sampling.max_tokens > 0
         try:
-            if flight.choices[0].sampling.max_tokens:
+            if generates:
+                if call.starts == 1:
+                    self.demand.arrived(flight)
                 self.dispatcher.enqueue(flight)
             else:
                 _complete(flight)
@@ -414,6 +655,8 @@ class Gateway:
         finally:
             self.dispatcher.withdraw(flight)
             del self._flights[flight]
+            if generates:
+                self.demand.ended(flight)
             if not isinstance(flight.failure, StartAgain):
                 _account(flight, span)
             # Flight and choices know each other: a long stream's would wait for the collector's rarest round.
@@ -424,13 +667,23 @@ def _new_id() -> str:
     return os.urandom(16).hex()
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """A request that has been read and understood, ready to be queued."""
 
     flight: Flight
     renderer: Renderer
     stream: bool
+
+
+class ChatPlan(msgspec.Struct, frozen=True):
+    """What a request for a chat's answer comes to: what workers are given, and how what they say is read."""
+
+    prompt: Prompt
+    sampling: pb.Sampling
+    parsing: Parsing | None
+    """None: the answer is text and nothing else."""
+    enough: Callable[[int, str], bool] | None
+    """As a flight has it."""
 
 
 @dataclass(slots=True)
@@ -444,6 +697,10 @@ class Call:
     starts: int = 0
     failures: int = 0
     """How often workers have failed on it."""
+    woken_at: float = 0.0
+    """Monotonic: when it had waited for a Model that woke; 0: it has not."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the body that have no effect, of which the client is told."""
 
 
 Starter: TypeAlias = Callable[[Call], Awaitable[Started]]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import time
-from dataclasses import dataclass, field
-
 import msgspec
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
-from antiphon_gateway.answers import FINISH_REASONS, FINISH_REASONS_JSON, Frame, UsageBody, usage
+from antiphon_gateway.answers import FINISH_REASONS, FINISH_REASONS_JSON, UsageBody, usage
+from antiphon_gateway.chat_answer import ChatAnswer
+from antiphon_gateway.continuing import check_continuing, cut_behind
+from antiphon_gateway.effort import effort_variables
 from antiphon_gateway.flight import Choice, Flight, Target
-from antiphon_gateway.logprobs import ChatLogprobs, ContentLogprob, chat_logprobs
+from antiphon_gateway.logprobs import ChatLogprobs
 from antiphon_gateway.models import Prompt
+from antiphon_gateway.parameters import unknown_fields
 from antiphon_gateway.sampling import make_sampling
 from antiphon_gateway.schema import ChatBody
-from antiphon_gateway.tokenization import TextWorkers
+from antiphon_gateway.tokenization import BegunEncoding, TextWorkers
 
 _TEMPLATE_ROOM_CHARACTERS = 1024 * 1024
+_LIGHT_BYTES = 32 * 1024
+_LIGHT_MESSAGES = 64
+"""Rendering takes about 4 us a message: up to here it is done where it is, to see how much is left to encode."""
 
 
 class _Message(msgspec.Struct):
@@ -34,7 +37,7 @@ class _WholeChoice(msgspec.Struct):
     finish_reason: str
 
 
-class _Whole(msgspec.Struct):
+class Whole(msgspec.Struct):
     id: str
     object: str
     created: int
@@ -51,24 +54,62 @@ async def make_prompt(body: ChatBody, target: Target, workers: TextWorkers, body
         raise errors.invalid(
             f"The model {target.name!r} has no chat template; use /v1/completions.", param="model", code="no_template"
         )
-    add_generation_prompt = body.add_generation_prompt is not False
+    add_generation_prompt = body.add_generation_prompt is not False and not body.continue_final_message
+    if body.continue_final_message:
+        check_continuing(body)
+    extra = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None:
+        extra = {**effort_variables(body.reasoning_effort, template.source), **extra}
     tools = body.tools if body.tools and body.tool_choice != "none" else None
+    if tools and not template.takes_tools:
+        raise errors.invalid(
+            f"The chat template of the model {target.name!r} has no place for tools; send none, or tool_choice 'none'.",
+            param="tools",
+            code="unsupported_parameter",
+        )
 
-    def build() -> Prompt:
+    def begin() -> BegunEncoding:
         text = template.render(
             body.messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
-            extra=body.chat_template_kwargs or {},
+            extra=extra,
             limit_characters=4 * body_bytes + _TEMPLATE_ROOM_CHARACTERS,
         )
-        # The template writes the start token itself.
-        return model.prompt(model.codec.encode(text, add_special_tokens=False), salt)
+        if body.continue_final_message:
+            text = cut_behind(text, body.messages)
+        return model.codec.begin_chat(text, salt)
 
-    prompt = await workers.run(build, characters=body_bytes)
+    def finish(begun: BegunEncoding) -> Prompt:
+        packed = begun.finish()
+        return model.prompt(packed.tolist(), salt, packed=packed)
+
+    if body_bytes <= _LIGHT_BYTES and len(body.messages) <= _LIGHT_MESSAGES:
+        begun = begin()
+        prompt = await workers.run(lambda: finish(begun), characters=begun.work_characters)
+    else:
+        prompt = await workers.run(lambda: finish(begin()), characters=body_bytes)
     if not prompt.token_ids:
         raise errors.invalid("The prompt is empty.", param="messages")
     return prompt
+
+
+def has_no_place_for_tools(body: ChatBody, target: Target) -> bool:
+    """The model cannot be told of its tools, and need not call any: clients that offer them always get an answer."""
+    template = target.model.template
+    return template is not None and not template.takes_tools and body.tool_choice in (None, "auto", "none")
+
+
+def ignored_by(raw: bytes, body: ChatBody, target: Target) -> tuple[str, ...]:
+    """Fields that have no effect: unknown ones, and those that this model's chat template has no word for.
+
+    Raises ApiError (400).
+    """
+    names = unknown_fields(raw, type(body)) if body.wide else ()
+    template, effort = target.model.template, body.reasoning_effort
+    if effort is not None and template is not None and not effort_variables(effort, template.source):
+        names += ("reasoning_effort",)
+    return names
 
 
 def sampling_for(body: ChatBody, target: Target, prompt: Prompt) -> pb.Sampling:
@@ -85,35 +126,12 @@ def sampling_for(body: ChatBody, target: Target, prompt: Prompt) -> pb.Sampling:
     return make_sampling(body, vocab_size=target.model.vocab_size, max_tokens=max_tokens, logprobs=logprobs)
 
 
-@dataclass(slots=True)
-class _Kept:
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[ContentLogprob] = field(default_factory=list)
-
-
-class ChatRenderer:
+class ChatRenderer(ChatAnswer):
     """A `Renderer`."""
 
     def __init__(self, answer_id: str, body: ChatBody, target: Target) -> None:
-        self._id = answer_id
-        self._created = int(time.time())
-        self._name = target.name
-        self._model = target.model
-        self._logprobs = bool(body.logprobs)
-        self._top = body.top_logprobs or 0
+        super().__init__(answer_id, body, target)
         self._begun: set[int] = set()
-        self._kept: dict[int, _Kept] = {}
-        self._include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-
-    @functools.cached_property
-    def _frame(self) -> Frame:
-        return Frame(
-            id=self._id,
-            object="chat.completion.chunk",
-            created=self._created,
-            model=self._name,
-            include_usage=self._include_usage,
-        )
 
     def take(self, choice: Choice, step: pb.RequestStep) -> bytes:
         if not (step.text or step.finish or step.token_ids):
@@ -126,7 +144,7 @@ class ChatRenderer:
             out = self._frame.chunk(head + delta)
         if step.text or step.logprobs:
             text = msgspec.json.encode(step.text)
-            logprobs = msgspec.json.encode(self._content(step)) if self._logprobs else b"null"
+            logprobs = msgspec.json.encode(self._content(step.logprobs)) if self._logprobs else b"null"
             out += self._frame.chunk(
                 head + b'{"content":' + text + b'},"logprobs":' + logprobs + b',"finish_reason":null}'
             )
@@ -135,25 +153,12 @@ class ChatRenderer:
             out += self._frame.chunk(head + b'{},"logprobs":null,"finish_reason":' + reason + b"}")
         return out
 
-    def _content(self, step: pb.RequestStep) -> ChatLogprobs:
-        return ChatLogprobs(chat_logprobs(self._model.codec, step.logprobs, self._top))
-
-    def end(self, flight: Flight) -> bytes:
-        return self._frame.last(flight)
-
-    def keep(self, choice: Choice, step: pb.RequestStep) -> None:
-        kept = self._kept.setdefault(choice.index, _Kept())
-        kept.texts.append(step.text)
-        if self._logprobs:
-            kept.logprobs.extend(chat_logprobs(self._model.codec, step.logprobs, self._top))
-
     def whole(self, flight: Flight) -> bytes:
         choices = []
         for choice in flight.choices:
-            kept = self._kept.get(choice.index, _Kept())
-            logprobs = ChatLogprobs(kept.logprobs) if self._logprobs else None
-            message = _Message("".join(kept.texts))
+            logprobs = self._content(choice.logprobs) if self._logprobs else None
+            message = _Message("".join(choice.texts))
             choices.append(_WholeChoice(choice.index, message, logprobs, FINISH_REASONS[choice.finish]))
         return msgspec.json.encode(
-            _Whole(self._id, "chat.completion", self._created, self._name, choices, usage(flight))
+            Whole(self._id, "chat.completion", self._created, self._name, choices, usage(flight))
         )

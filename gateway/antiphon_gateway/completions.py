@@ -10,7 +10,7 @@ import functools
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from antiphon_proto import worker_pb2 as pb
@@ -22,11 +22,9 @@ from antiphon_gateway.logprobs import CompletionLogprobs, completion_logprobs
 from antiphon_gateway.models import Model, Prompt
 from antiphon_gateway.sampling import make_sampling
 from antiphon_gateway.schema import MAX_CHOICES_IN_ALL, CompletionBody, packed_ids, prompts
-from antiphon_gateway.tokenization import TextWorkers
+from antiphon_gateway.tokenization import IDS_PER_CHARACTER, TextWorkers
 
 DEFAULT_MAX_TOKENS = 16
-_IDS_PER_CHARACTER = 5
-"""Ids that are checked and hashed in the time that one character takes to encode."""
 
 
 class _WholeChoice(msgspec.Struct):
@@ -36,7 +34,7 @@ class _WholeChoice(msgspec.Struct):
     finish_reason: str
 
 
-class _Whole(msgspec.Struct):
+class Whole(msgspec.Struct):
     id: str
     object: str
     created: int
@@ -62,7 +60,7 @@ def _characters(given: Sequence[str | list[int]], *, with_text: bool) -> int:
     """How much work the prompts are, in characters to encode. An id that is only checked and hashed is much less."""
     ids = sum(len(prompt) for prompt in given if not isinstance(prompt, str))
     texts = sum(len(prompt) for prompt in given if isinstance(prompt, str))
-    return texts + (ids if with_text else ids // _IDS_PER_CHARACTER)
+    return texts + (ids if with_text else ids // IDS_PER_CHARACTER)
 
 
 def _prompt(given: str | list[int], model: Model, salt: bytes, index: int, *, with_text: bool) -> Prompt:
@@ -93,9 +91,9 @@ def sampling_for(body: CompletionBody, target: Target, given: Sequence[Prompt]) 
 
 
 @dataclass(slots=True)
-class _Kept:
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[pb.TokenLogprob] = field(default_factory=list)
+class _Streamed:
+    """What must be known of one choice's earlier chunks."""
+
     offset: int = 0
     begun: bool = False
 
@@ -110,7 +108,7 @@ class CompletionRenderer:
         self._model = target.model
         self._top = body.logprobs
         self._echo = bool(body.echo)
-        self._kept: dict[int, _Kept] = {}
+        self._streamed: dict[int, _Streamed] = {}
         self._include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
 
     @functools.cached_property
@@ -124,16 +122,18 @@ class CompletionRenderer:
         )
 
     def take(self, choice: Choice, step: pb.RequestStep) -> bytes:
-        kept = self._kept.setdefault(choice.index, _Kept())
         text = step.text
-        if self._echo and not kept.begun and (step.token_ids or step.finish):
-            text = choice.prompt.text + text
-            kept.begun = True
+        if self._echo and (step.token_ids or step.finish):
+            streamed = self._of(choice)
+            if not streamed.begun:
+                text = choice.prompt.text + text
+                streamed.begun = True
         if not (text or step.logprobs or step.finish):
             return b""
         logprobs = b"null"
         if self._top is not None and step.logprobs:
-            told, kept.offset = completion_logprobs(self._model.codec, step.logprobs, self._top, kept.offset)
+            streamed = self._of(choice)
+            told, streamed.offset = completion_logprobs(self._model.codec, step.logprobs, self._top, streamed.offset)
             logprobs = msgspec.json.encode(told)
         return self._frame.chunk(
             b'{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}'
@@ -143,20 +143,17 @@ class CompletionRenderer:
     def end(self, flight: Flight) -> bytes:
         return self._frame.last(flight)
 
-    def keep(self, choice: Choice, step: pb.RequestStep) -> None:
-        kept = self._kept.setdefault(choice.index, _Kept())
-        kept.texts.append(step.text)
-        kept.logprobs.extend(step.logprobs)
+    def _of(self, choice: Choice) -> _Streamed:
+        return self._streamed.setdefault(choice.index, _Streamed())
 
     def whole(self, flight: Flight) -> bytes:
         choices = []
         for choice in flight.choices:
-            kept = self._kept.get(choice.index, _Kept())
-            text = (choice.prompt.text if self._echo else "") + "".join(kept.texts)
+            text = (choice.prompt.text if self._echo else "") + "".join(choice.texts)
             logprobs = None
             if self._top is not None:
-                logprobs, _ = completion_logprobs(self._model.codec, kept.logprobs, self._top, 0)
+                logprobs, _ = completion_logprobs(self._model.codec, choice.logprobs, self._top, 0)
             choices.append(_WholeChoice(text, choice.index, logprobs, FINISH_REASONS[choice.finish]))
         return msgspec.json.encode(
-            _Whole(self._id, "text_completion", self._created, self._name, choices, usage(flight))
+            Whole(self._id, "text_completion", self._created, self._name, choices, usage(flight))
         )

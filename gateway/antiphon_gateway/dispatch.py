@@ -2,7 +2,7 @@
 
     enqueue -> WAITING -> submitted -> accepted -> tokens ... -> ended
                   ^            |            |         |
-                  +- refused --+            +---------+-- lost or failed: elsewhere, with the output so far
+                  +- refused --+            +---------+-- given back, lost or failed: elsewhere, with the output so far
 
 Workers are given only what they will start soon, so everything that waits, waits here: bounded, fair, with a deadline
 (`waiting`, docs/admission.md). Where it goes is a pure decision over what is known now (`placing`). Everything runs on
@@ -21,7 +21,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from antiphon_kvtransfer.model_record import ModelRecord
 from antiphon_policy.admission import Entry
@@ -31,12 +31,12 @@ from antiphon_proto import worker_pb2 as pb
 from antiphon_gateway import errors
 from antiphon_gateway.explain import Outcome, OutcomeState
 from antiphon_gateway.explain_span import submission_attributes
-from antiphon_gateway.fleet import Fleet
+from antiphon_gateway.fleet import Fleet, can_decode
 from antiphon_gateway.flight import Choice, Flight, StartAgain
 from antiphon_gateway.groups import Group
 from antiphon_gateway.load import Pledge, WorkerLoad
 from antiphon_gateway.lobby import Lobby
-from antiphon_gateway.metrics import GatewayMetrics
+from antiphon_gateway.metrics import GatewayMetrics, MoveReason
 from antiphon_gateway.options import GatewayOptions
 from antiphon_gateway.placing import Placing, Plan
 from antiphon_gateway.selection import Selection
@@ -50,7 +50,14 @@ MAX_FAILURES = 3
 """Workers that may fail on one choice or be lost with it: it is tried elsewhere twice. So one that breaks workers
 breaks few, and one that loses its worker with a node survives being given to another on that node."""
 
+MAX_MOVES = 8
+"""How often a choice goes on at another worker, for whatever reason: a long answer that meets each step of a rollout
+moves a few times; one that moves more often meets workers that do not stay."""
+
 _LINKS_FOR_S = 1.0
+
+_GIVEN_UP = (pb.FINISH_ERROR, pb.FINISH_CANCELLED, pb.FINISH_MOVED)
+"""Ends of an attempt that do not end the answer."""
 
 
 class Attempt:
@@ -94,7 +101,7 @@ class Attempt:
         self._dispatcher.stepped(self, step)
 
     def lost(self, why: str) -> None:
-        self._dispatcher.failed(self, f"the stream to it broke ({why})")
+        self._dispatcher.failed(self, f"the stream to it broke ({why})", MoveReason.LOST)
 
 
 class Dispatcher:
@@ -132,6 +139,15 @@ class Dispatcher:
     def pledges(self) -> int:
         """Loads counted for requests whose worker has not said so itself yet."""
         return sum(len(load.pledges) for load in self._loads.values())
+
+    @property
+    def queues(self) -> Mapping[Group, GroupQueue]:
+        """What waits, by group. To be looked at only."""
+        return self._queues
+
+    def loads(self) -> Iterable[WorkerLoad]:
+        """Of all workers with a standing stream. To be looked at only."""
+        return self._loads.values()
 
     # -- for handlers
 
@@ -213,6 +229,17 @@ class Dispatcher:
             load.settle(time.monotonic())
             self._changed(load)
 
+    def worker_role_changed(self, client: WorkerClient) -> None:
+        load = self._loads.get(client)
+        if load is None or client.attachment is None:
+            return
+        load.takes_role(client.attachment.role)
+        self._queue(load.group).placing.role_changed(load)
+        for group, queue in self._queues.items():
+            if group.model == load.group.model:
+                queue.look_soon()
+        self.lobby.call(load.group.model)
+
     # -- what attempts hear
 
     def accepted(self, attempt: Attempt) -> None:
@@ -236,30 +263,44 @@ class Dispatcher:
             attempt.load.full_since = time.monotonic()
         elif client.attachment is not None:
             log.info("worker %s turned a request away (%s): %s", client.attachment.worker_id, name, message)
-            choice.excluded.add(client.attachment.worker_id)
+            # One that has said already that it is a prefill worker now is not asked anyway, and may come back.
+            if reason != pb.REFUSAL_WRONG_ROLE or can_decode(attempt.load.role):
+                choice.excluded.add(client.attachment.worker_id)
         self._changed(attempt.load)
         self._wait_again(attempt)
 
     def stepped(self, attempt: Attempt, step: pb.RequestStep) -> None:
         choice = attempt.choice
         now = time.monotonic()
-        previous, attempt.heard_at = attempt.heard_at, now
-        if step.finish in (pb.FINISH_ERROR, pb.FINISH_CANCELLED):
+        if step.finish in _GIVEN_UP:
             if step.token_ids or step.text:
+                attempt.heard_at = choice.last_token_at = now
                 choice.put(_without_finish(step))
-            self.failed(attempt, step.error or "it gave the request up without a word")
+            why = step.error or "it gave the request up without a word"
+            if step.finish == pb.FINISH_MOVED:
+                self.given_back(attempt, why)
+            else:
+                self.failed(attempt, why, MoveReason.FAILED)
             return
+        attempt.heard_at = now
         if step.token_ids:
-            self._measure(choice, now, previous)
+            self._measure(choice, now)
             if attempt.pledges:
                 self._release(attempt)
             if not attempt.outcome.first_token_at:
                 attempt.outcome.began(step, now)
-                measured_ms = (now - attempt.sent_at) * 1e3
-                self._metrics.predicted(choice.flight.model.name, attempt.predicted_ttft_ms, measured_ms)
+                if not choice.continued:
+                    # Routing does not reckon with what a worker that drains still gives to whoever goes on.
+                    measured_ms = (now - attempt.sent_at) * 1e3
+                    self._metrics.predicted(choice.flight.model.name, attempt.predicted_ttft_ms, measured_ms)
         if not attempt.answered:
             self._answered(attempt)
         kept = choice.put(step)
+        enough = choice.flight.enough
+        if enough is not None and kept and not step.finish and enough(choice.index, step.text):
+            step = pb.RequestStep(finish=pb.FINISH_STOP)
+            choice.put(step)
+            attempt.load.client.cancel(attempt.ref)
         if not kept:
             self._metrics.slow_client()
             attempt.load.client.cancel(attempt.ref)
@@ -270,20 +311,36 @@ class Dispatcher:
             self._queue(choice.group).placing.ended(len(choice.output))
             self._changed(attempt.load)
 
-    def _measure(self, choice: Choice, now: float, previous: float) -> None:
+    def _measure(self, choice: Choice, now: float) -> None:
         flight = choice.flight
+        previous, choice.last_token_at = choice.last_token_at, now
         if choice.completion_tokens:
+            # From its last token, on whichever worker: a move is what the client sees of it.
             flight.metrics.inter_token_s.observe(now - previous)
-        elif not flight.has_token:
+            return
+        choice.first_token_at = now
+        if not flight.has_token:
             flight.has_token = True
             flight.ticket.span.add_event("first token")
             flight.metrics.first_token_s.observe(now - flight.began_at)
 
-    def failed(self, attempt: Attempt, why: str) -> None:
+    def given_back(self, attempt: Attempt, why: str) -> None:
+        """The worker will not end the answer, and says so in good order: no fault of it."""
+        self._close(attempt, OutcomeState.MOVED, why)
+        self._changed(attempt.load)
+        attempt.choice.moved_from = attempt.load.worker_id
+        log.info("request %s goes on elsewhere: %s", attempt.choice.flight.ticket.request_id, why)
+        self._go_on(attempt, why, MoveReason.DRAINED)
+
+    def failed(self, attempt: Attempt, why: str, reason: MoveReason) -> None:
         """The worker failed on the request, or was lost with it."""
         choice = attempt.choice
         attachment = attempt.load.client.attachment
         self._close(attempt, OutcomeState.FAILED, why)
+        if why.startswith(errors.GRAMMAR_FAILED) and choice.sampling.HasField("grammar"):
+            # On any other worker it would end the same way.
+            choice.fail(errors.grammar_failed(why))
+            return
         choice.failures += 1
         choice.why_failed = why
         if attachment is not None:
@@ -292,12 +349,26 @@ class Dispatcher:
         if choice.failures >= MAX_FAILURES:
             choice.fail(errors.worker_failed(why, tokens_sent=bool(choice.output)))
             return
+        self._go_on(attempt, why, reason)
+
+    def _go_on(self, attempt: Attempt, why: str, reason: MoveReason) -> None:
+        """Another worker is to take over what this one had."""
+        choice = attempt.choice
+        if choice.ended:
+            return
+        choice.moves += 1
+        if choice.moves > MAX_MOVES:
+            choice.fail(errors.moved_too_often(MAX_MOVES, why))
+            return
+        choice.why_moved = why
         if choice.output:
             # It had its turn: the time that it was served does not count against it now.
             choice.flight.queued_at = time.monotonic()
         self._wait_again(attempt)
         if not choice.ended:
-            self._metrics.retried()
+            self._metrics.moved(reason)
+            if reason is not MoveReason.DRAINED:
+                self._metrics.retried()
 
     # -- the queue
 
@@ -327,19 +398,16 @@ class Dispatcher:
 
     def _offer(self, choice: Choice) -> None:
         """Place it, or let it wait."""
-        flight, wishes = choice.flight, choice.flight.ticket.wishes
+        flight = choice.flight
         queue = self._queue(choice.group)
-        record = self._fleet.catalogue.record(choice.group.model)
-        promises_s = [wishes.timeout_s] if wishes.timeout_s is not None else []
-        if record is not None and record.ttft_p95_ms is not None:
-            promises_s.append(record.ttft_p95_ms / 1e3)
+        tokens = len(choice.prompt.token_ids)
         entry = Entry(
             key=choice,
             arrived_ms=flight.began_at * 1e3,
-            uncached_tokens=len(choice.prompt.token_ids),
+            uncached_tokens=tokens,
             tenant=flight.ticket.tenant,
             priority=flight.priority,
-            due_ms=(flight.began_at + min(promises_s)) * 1e3 if promises_s and not choice.output else None,
+            due_ms=queue.placing.due_ms(choice, tokens),
             place=choice.order,
         )
         queue.offer(entry)
@@ -351,7 +419,8 @@ class Dispatcher:
             entry.due_ms = None
         self._queue(choice.group).offer(entry)
         if choice.attempt is None and not choice.ended:
-            if self._is_full():
+            # An answer that has begun is no new load: it waits however much does.
+            if self._is_full() and not choice.output:
                 self._unqueue(choice)
                 choice.fail(self._queue_full(choice.group))
             else:
@@ -460,6 +529,8 @@ class Dispatcher:
                 return False
         if choice.why_failed:
             choice.fail(errors.worker_failed(choice.why_failed, tokens_sent=bool(choice.output)))
+        elif choice.output:
+            choice.fail(errors.cut_off(choice.why_moved))
         else:
             choice.fail(nobody)
         return False
@@ -499,24 +570,26 @@ class Dispatcher:
         attempt.pledges = placing.pledge(plan, attempt.sent_at)
         placing.started(choice, plan)
         ticket = choice.flight.ticket
-        submit = pb.Submit(
-            request_id=f"{ticket.request_id}-{choice.index}.{choice.submits}",
-            prompt_token_ids=choice.prompt.token_ids,
-            sampling=choice.sampling,
-            cache_salt=choice.flight.target.salt,
-            traceparent=ticket.traceparent,
-        )
+        message = pb.GatewayMessage()
+        submit = message.submit
+        submit.request_id = f"{ticket.request_id}-{choice.index}.{choice.submits}"
+        submit.prompt_token_ids.extend(choice.prompt.token_ids)
+        submit.sampling.CopyFrom(choice.sampling)
+        submit.cache_salt = choice.flight.target.salt
+        submit.traceparent = ticket.traceparent
         # Most have none of these, and an empty list costs as much to give as a short one.
         if choice.output:
             submit.output_token_ids.extend(choice.output)
+            if choice.held_logprobs:
+                submit.held_logprobs.extend(choice.held_logprobs)
         if decision.prefill is not None:
             for name in (decision.prefill, *decision.prefill_fallbacks):
                 if (peer := self._fleet.peer(name)) is not None:
                     submit.prefill.append(peer)
-        for name, blocks in decision.prefix_peers:
+        for name, blocks in self._prefix_peers(choice, plan):
             if (peer := self._fleet.peer(name)) is not None:
                 submit.prefix_peers.add(peer=peer, blocks=blocks)
-        attempt.ref = client.submit(submit, attempt)
+        attempt.ref = client.submit(message, attempt)
         self._sessions.went(
             choice.group.model, ticket.tenant, ticket.wishes.session, (decision.decode, decision.prefill or "")
         )
@@ -524,6 +597,20 @@ class Dispatcher:
             ticket.span.add_event("submitted", submission_attributes(record))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %s", submit.request_id, decision.explanation)
+
+    def _prefix_peers(self, choice: Choice, plan: Plan) -> Sequence[tuple[str, int]]:
+        """Whom to pull from, best first. A worker that gave the answer back comes first while it stands: routing asks
+        nothing of one that drains, but this one waits a moment for just that (docs/disaggregation.md)."""
+        decision, giver = plan.decision, choice.moved_from
+        if not giver or giver == decision.decode or self._fleet.worker(giver) is None:
+            return decision.prefix_peers
+        if choice.output:
+            # All but the last token, which nobody has computed yet; the index is a moment behind.
+            blocks = (plan.inputs.request.prompt_tokens - 1) // plan.inputs.request.block_tokens
+        else:
+            blocks = plan.inputs.leading.get(giver, 0)
+        others = [peer for peer in decision.prefix_peers if peer[0] != giver]
+        return [(giver, blocks), *others] if blocks > decision.decode_blocks else others
 
     def _release(self, attempt: Attempt) -> None:
         for load, pledge in attempt.pledges:
@@ -552,11 +639,13 @@ class Dispatcher:
         attempt.choice.attempt = None
 
 
-def no_worker(name: str, record: ModelRecord | None) -> errors.ApiError:
-    """`name` as the client said it; `record` of its model, if there is one."""
+def no_worker(name: str, record: ModelRecord | None, *, waited_s: float = 0.0) -> errors.ApiError:
+    """`name` as the client said it; `record` of its model, if there is one. `waited_s`: for its first worker."""
     if record is None:
         return errors.no_worker(name)
     detail = "it is starting" if record.waking else ""
+    if detail and waited_s:
+        detail += f", and this request has waited {waited_s:g} s for that"
     return errors.no_worker(name, detail, retry_after_s=record.retry_after_s)
 
 

@@ -16,7 +16,7 @@ class _Body(msgspec.Struct):
     code: str | None
 
 
-class _Envelope(msgspec.Struct):
+class Envelope(msgspec.Struct):
     error: _Body
 
 
@@ -42,7 +42,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode(_Envelope(_Body(self.message, self.type, self.param, self.code)))
+        return msgspec.json.encode(Envelope(_Body(self.message, self.type, self.param, self.code)))
 
 
 def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
@@ -62,7 +62,7 @@ def context_too_long(*, limit: int, prompt_tokens: int, max_tokens: int, param: 
 def unauthorized() -> ApiError:
     return ApiError(
         401,
-        "A valid API key is needed, as the header Authorization: Bearer KEY.",
+        "A valid API key is needed, as the header Authorization: Bearer KEY, or x-api-key: KEY.",
         type="authentication_error",
         code="invalid_api_key",
     )
@@ -120,11 +120,42 @@ def unsupported_encoding(encoding: str) -> ApiError:
     )
 
 
+def busy_with_grammars(deadline_s: float) -> ApiError:
+    return ApiError(
+        503,
+        f"The gateway has more grammars and schemas to check than it could in {deadline_s:g} s. Try again in a moment.",
+        type="server_error",
+        code="overloaded",
+        retry_after_s=1,
+    )
+
+
+GRAMMAR_FAILED = "structured output failed"
+"""How a worker's message begins where a grammar that compiles turned out to be too much in the middle."""
+
+
+def grammar_failed(detail: str) -> ApiError:
+    """400: the grammar or schema compiles, but keeping to it takes more than a token may take."""
+    return invalid(f"{detail}. Use a simpler grammar or schema.", code="grammar_too_complex")
+
+
 def queue_full(limit: int, *, retry_after_s: int = 1) -> ApiError:
     return ApiError(
         429,
         f"All workers are busy and as much waits already as may wait ({limit} choices). Try again in"
         f" {retry_after_s} s.",
+        type="rate_limit_error",
+        code="queue_full",
+        retry_after_s=retry_after_s,
+    )
+
+
+def too_many_held(model: str, limit: int, *, retry_after_s: int) -> ApiError:
+    """429: the model is starting, and enough requests wait for it."""
+    return ApiError(
+        429,
+        f"The model {model[:200]!r} has no worker yet: it is starting, and as many requests wait for that as may wait"
+        f" ({limit}, or fewer long ones). Try again in {retry_after_s} s.",
         type="rate_limit_error",
         code="queue_full",
         retry_after_s=retry_after_s,
@@ -189,6 +220,26 @@ def worker_failed(detail: str, *, tokens_sent: bool) -> ApiError:
         type="server_error",
         code="worker_failed",
         retry_after_s=1,
+    )
+
+
+def cut_off(why: str) -> ApiError:
+    """502: the answer has begun, its worker gave it up in good order, and nobody can go on with it."""
+    return ApiError(
+        502,
+        f"The answer had to leave its worker ({why}), and no other worker can go on with it. Send the request again.",
+        type="server_error",
+        code="answer_cut_off",
+    )
+
+
+def moved_too_often(moves: int, why: str) -> ApiError:
+    return ApiError(
+        502,
+        f"The request went from worker to worker {moves} times and was not answered; the last one: {why}. Send it"
+        " again when the workers are steady.",
+        type="server_error",
+        code="moved_too_often",
     )
 
 

@@ -11,6 +11,7 @@ made when somebody asks (`explain_document`). Nothing of prompts and answers is 
 from __future__ import annotations
 
 import enum
+import functools
 import re
 import time
 from collections.abc import Mapping
@@ -56,6 +57,8 @@ class OutcomeState(enum.Enum):
     REFUSED = "refused"
     FAILED = "failed"
     """The worker failed on it, or was lost with it."""
+    MOVED = "moved"
+    """The worker gave it back in good order, to be continued elsewhere."""
     FINISHED = "finished"
     STALLED = "stalled"
     """Nothing came for too long."""
@@ -111,7 +114,7 @@ class Outcome(msgspec.Struct):
 
     state: OutcomeState = OutcomeState.SUBMITTED
     why: str = ""
-    """Of a refusal or a failure, in the worker's words."""
+    """Of a refusal, a move or a failure, in the worker's words."""
     accepted_at: float = 0.0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
@@ -302,6 +305,7 @@ class Trail:
         return (gateway,) if record is None else (gateway, (b"x-antiphon-route", record.header()))
 
 
+@functools.lru_cache(maxsize=4096)
 def word(text: str) -> str:
     """`text` as a value in the header: at most 64 characters of letters, digits and `._:/-`."""
     return _NOT_A_WORD.sub("_", text[:64])

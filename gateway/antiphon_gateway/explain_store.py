@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 from antiphon_gateway.explain import LINK_BYTES, Links, Trail
 
-_KNOWN_ID = re.compile(r"^(?:chatcmpl-|cmpl-)?([0-9a-f]{32})(?:-\d+\.\d+)?$")
+_KNOWN_ID = re.compile(r"^(?:chatcmpl-|cmpl-|msg_|resp_)?([0-9a-f]{32})(?:-\d+\.\d+)?$")
 
 
 class ExplainStore:

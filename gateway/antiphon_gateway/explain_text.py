@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from antiphon_policy.routing import CostParts, RouteReason
 
 from antiphon_gateway.explain import OutcomeState
@@ -107,8 +107,8 @@ def options(attempt: Attempt) -> Table:
     """What was chosen and what else there was, with the parts of the costs in ms, but for those that are 0."""
     made = attempt.decision
     priced = ([("chosen", made.chosen)] if made.chosen is not None else []) + [("", one) for one in made.alternatives]
-    costs = [dataclasses.asdict(option.cost) for _, option in priced]
-    parts = [field.name for field in dataclasses.fields(CostParts) if any(cost[field.name] for cost in costs)]
+    costs = [msgspec.structs.asdict(option.cost) for _, option in priced]
+    parts = [name for name in CostParts.__struct_fields__ if any(cost[name] for cost in costs)]
     return Table(
         ["", "decode", "prefill", "cost", "TTFT", "TPOT", *(name.removesuffix("_ms") for name in parts), "SLA"],
         [_option_row(mark, option, parts) for mark, option in priced],
@@ -144,7 +144,7 @@ def workers(attempt: Attempt) -> Table:
 
 
 def _option_row(mark: str, option: Option, parts: Sequence[str]) -> list[str]:
-    costs = dataclasses.asdict(option.cost)
+    costs = msgspec.structs.asdict(option.cost)
     figures = [option.cost_ms, option.ttft_ms, option.tpot_ms, *(costs[name] for name in parts)]
     keeps = "kept" if option.keeps_sla else "broken"
     return [mark, option.decode, option.prefill or "itself", *(f"{figure:.1f}" for figure in figures), keeps]
@@ -158,6 +158,8 @@ def _ending(found: AttemptOutcome) -> str:
             return f"It ended ({found.finish}) after {_ms(found.ended_ms)}."
         case OutcomeState.FAILED:
             return f"It failed after {_ms(found.ended_ms)} and {found.tokens} tokens: {found.why}."
+        case OutcomeState.MOVED:
+            return f"It gave it back after {_ms(found.ended_ms)} and {found.tokens} tokens: {found.why}."
         case OutcomeState.STALLED:
             return f"Nothing came for too long; given up after {_ms(found.ended_ms)} and {found.tokens} tokens."
         case _:

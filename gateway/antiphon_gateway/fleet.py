@@ -44,6 +44,8 @@ class FleetListener(Protocol):
 
     def worker_load_changed(self, client: WorkerClient) -> None: ...
 
+    def worker_role_changed(self, client: WorkerClient) -> None: ...
+
     def records_changed(self) -> None:
         """What the operator says of its Models, or who is announced."""
 
@@ -210,7 +212,7 @@ class Fleet:
                 return known.name
             try:
                 card = await stub.GetModelCard(pb.GetModelCardRequest(), timeout=CARD_DEADLINE_S)
-                model = await asyncio.to_thread(Model, card)
+                model = await asyncio.to_thread(Model, card, self.models.encodings)
             except grpc.aio.AioRpcError as error:
                 raise WorkerUnavailable(f"its model card cannot be read: {error.details()}") from error
             except (TokenizerInvalid, TemplateInvalid) as error:
@@ -253,6 +255,15 @@ class Fleet:
         self._equals.heard(client)
         if self.listener is not None:
             self.listener.worker_load_changed(client)
+
+    def role_changed(self, client: WorkerClient) -> None:
+        """It is the same worker with the same blocks: peers and index stay."""
+        # Its equals are others now.
+        self._equals.forget(client)
+        self._equals.heard(client)
+        attachment = client.attachment
+        if attachment is not None and self._live.get(attachment.worker_id) is client and self.listener is not None:
+            self.listener.worker_role_changed(client)
 
     def _add(self, client: WorkerClient, worker_id: str) -> None:
         self._equals.heard(client)

@@ -9,8 +9,10 @@ call needs is spoken (RFC 9113, and gRPC over HTTP/2): DATA in both directions w
 WINDOW_UPDATE, and the ways in which a call or a connection ends. Headers are written as literals, and those that come
 are read only for how the call ended. No compression is offered, so none comes.
 
-Owned by whoever opened it. `send` never waits: what the worker's flow control does not let through yet is kept, as it
-would be in any queue before it. Nothing is raised into the event loop: whatever goes wrong closes the stream.
+Owned by whoever opened it. `send` never waits: what is sent in one turn of the event loop leaves at its end in one
+write, and what the worker's flow control does not let through yet is kept, as it would be in any queue before it. So
+with many requests at once a worker wakes once for several of them, and answers them in one step. Nothing is raised
+into the event loop: whatever goes wrong closes the stream.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class GrpcStream(asyncio.Protocol):
     def __init__(self, path: str, authority: str, on_message: Callable[[bytes], None]) -> None:
         """`on_message` gets each message, in order, and must not raise; it may be replaced."""
         self.on_message = on_message
-        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[str] = self._loop.create_future()
         self._path = path
         self._authority = authority
         self._transport: asyncio.Transport
@@ -72,6 +75,8 @@ class GrpcStream(asyncio.Protocol):
         self._untold_bytes = 0
         """Taken, and not given back to the worker's windows yet."""
         self._unsent = bytearray()
+        self._flush_due = False
+        """At the end of this turn of the event loop."""
         self._frame_bytes = _FRAME_BYTES
         self._call_window = self._first_window = _DEFAULT_WINDOW_BYTES
         self._connection_window = _DEFAULT_WINDOW_BYTES
@@ -89,18 +94,14 @@ class GrpcStream(asyncio.Protocol):
         return stream
 
     def send(self, message: bytes) -> None:
-        """Send one message, at once or when there is room. Nothing happens once the stream is closed."""
+        """Send one message, soon or when there is room. Nothing happens once the stream is closed."""
         if self.closed.done():
             return
-        framed = b"\0" + len(message).to_bytes(4, "big") + message
-        size = len(framed)
-        if self._unsent or size > min(self._frame_bytes, self._call_window, self._connection_window):
-            self._unsent += framed
-            self._flush()
-        else:
-            self._call_window -= size
-            self._connection_window -= size
-            self._transport.write(_frame(_DATA, 0, _CALL, framed))
+        self._unsent += b"\0" + len(message).to_bytes(4, "big")
+        self._unsent += message
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
 
     @property
     def unsent_bytes(self) -> int:
@@ -110,6 +111,7 @@ class GrpcStream(asyncio.Protocol):
     def close(self) -> None:
         """End the call and the connection."""
         if not self.closed.done():
+            self._flush()
             self._transport.write(_frame(_RST_STREAM, 0, _CALL, _CANCEL.to_bytes(4, "big")))
             self._close("closed by this gateway")
 
@@ -121,14 +123,19 @@ class GrpcStream(asyncio.Protocol):
     # -- sending
 
     def _flush(self) -> None:
-        at, end = 0, min(len(self._unsent), self._call_window, self._connection_window)
-        while at < end:
-            size = min(end - at, self._frame_bytes)
-            self._transport.write(_frame(_DATA, 0, _CALL, bytes(self._unsent[at : at + size])))
-            at += size
-        self._call_window -= at
-        self._connection_window -= at
-        del self._unsent[:at]
+        self._flush_due = False
+        unsent, frame_bytes = self._unsent, self._frame_bytes
+        size = min(len(unsent), self._call_window, self._connection_window)
+        if size <= 0 or self.closed.done():
+            return
+        with memoryview(unsent) as view:
+            frames = [
+                _frame(_DATA, 0, _CALL, view[at : min(at + frame_bytes, size)]) for at in range(0, size, frame_bytes)
+            ]
+        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        self._call_window -= size
+        self._connection_window -= size
+        del unsent[:size]
 
     # -- asyncio.Protocol
 
@@ -255,7 +262,7 @@ class GrpcStream(asyncio.Protocol):
             self._close(_why(dict(_read_headers(block))))
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def _frame(kind: int, flags: int, stream: int, payload: bytes | memoryview) -> bytes:
     return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream) + payload
 
 

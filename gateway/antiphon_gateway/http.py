@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from antiphon_gateway import errors
+from antiphon_gateway.error_forms import error_body
 
 if TYPE_CHECKING:
     from antiphon_gateway.protocol import Connection
@@ -63,6 +64,7 @@ class Request:
         "on_gone",
         "path",
         "request_id",
+        "standing_headers",
         "started",
         "version",
     )
@@ -85,6 +87,8 @@ class Request:
         self.keep_alive = keep_alive
         """Whether the connection serves another request after this one."""
         self.request_id = ""
+        self.standing_headers: tuple[Header, ...] = ()
+        """Further ones for the answer, whatever it is."""
         self.late_headers: Callable[[], tuple[Header, ...]] = tuple
         """Further ones for the answer, as they are when its head is sent."""
         self.started = False
@@ -121,6 +125,7 @@ class Request:
         self._forget_excess()
         if not self._body_is_known:
             await self._rest_of_body(timeout_s)
+        self._connection.body_taken()
         if self._size_bytes > limit_bytes:
             raise errors.body_too_large(limit_bytes)
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -185,7 +190,12 @@ class Request:
     def start(self, status: int, headers: tuple[Header, ...], *, length_bytes: int | None = None) -> None:
         """The head, which leaves with the first bytes of the body. `length_bytes` None: they come in pieces."""
         lines = [_status_line(status), self._connection.date_line]
-        for name, value in (*headers, *self.late_headers(), (b"x-request-id", self.request_id.encode())):
+        for name, value in (
+            *headers,
+            *self.standing_headers,
+            *self.late_headers(),
+            (b"x-request-id", self.request_id.encode()),
+        ):
             if name == b"connection":
                 self.keep_alive &= value != b"close"
             else:
@@ -228,6 +238,15 @@ class Request:
             self.answered = True
             connection.answer_ended(self)
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether bytes that are sent now leave now."""
+        return not self.gone and not self._connection.write_paused
+
+    def push(self, data: bytes) -> None:
+        """Bytes in the middle of a body that has begun."""
+        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
     async def respond(self, status: int, body: bytes, *headers: Header) -> None:
         """A whole answer at once."""
         self.start(status, headers, length_bytes=len(body))
@@ -241,7 +260,7 @@ class Request:
             extra.append((b"www-authenticate", b"Bearer"))
         if error.status in (408, 413):
             extra.append((b"connection", b"close"))
-        await self.respond(error.status, error.to_json(), JSON_TYPE, *extra)
+        await self.respond(error.status, error_body(error, self.path, self.request_id), JSON_TYPE, *extra)
 
     def abort(self) -> None:
         """Drop the connection without a further word (a client that takes no data)."""

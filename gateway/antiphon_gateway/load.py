@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from antiphon_policy.holding import LEAST_HORIZON_MS, hold_ms, horizon_ms, prompt_tokens_per_ms
 from antiphon_policy.latency import CHUNK_TOKENS, StepModel
-from antiphon_policy.routing import WorkerView
+from antiphon_policy.routing import WorkerRole, WorkerView
 
 from antiphon_gateway.worker_client import WorkerClient
 
@@ -119,6 +119,12 @@ class WorkerLoad:
                 self.release(pledge)
         if self.full_since is not None and now - self.full_since >= REOPEN_AFTER_S:
             self.full_since = None
+
+    def takes_role(self, role: WorkerRole) -> None:
+        """The worker changed it. What was sent to it in the old one still counts, until it is confirmed or ends."""
+        self.role = role
+        self.full_since = None
+        self._kept_until = None
 
     def answered(self, after_s: float) -> None:
         """It took or refused a request, so long after that was sent."""

@@ -1,97 +1,112 @@
 """The gateway's Prometheus metrics, in a registry of its own.
 
-Label values come from a closed set (known models, our endpoints, statuses), never from what a client sent. The
-children that the hot path needs are looked up once per model and endpoint.
+Label values come from a closed set (known models, our endpoints, statuses), never from what a client sent. What every
+request and every token is counted by (`tallies`) is looked up once per model and endpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from antiphon_kvtransfer.model_record import ModelRecord
+from antiphon_policy.scaling.news import GatewayNews
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     PlatformCollector,
     ProcessCollector,
     generate_latest,
 )
+
+from antiphon_gateway.scaling_metrics import ScalingGauges
+from antiphon_gateway.tallies import Count, Counts, Spread, Spreads, Watched
+from antiphon_gateway.tokenization_cache import EncodingCache
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ERROR_RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
+class MoveReason(enum.Enum):
+    """Why a choice goes on at another worker."""
+
+    DRAINED = "drained"
+    """Its worker gave it back: it ends, or changes its role."""
+    LOST = "lost"
+    """The stream to its worker broke."""
+    FAILED = "failed"
+    """Its worker failed on it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
     """What one model's requests at one endpoint are measured by."""
 
-    first_token_s: Histogram
-    inter_token_s: Histogram
-    prompt_tokens: Counter
-    completion_tokens: Counter
-    cached_tokens: Counter
+    first_token_s: Spread
+    inter_token_s: Spread
+    prompt_tokens: Count
+    completion_tokens: Count
+    cached_tokens: Count
 
 
 class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._of: dict[tuple[str, str], RequestMetrics] = {}
-        self._answered: dict[tuple[str, str, int], Counter] = {}
-        self._queued: dict[str, Histogram] = {}
-        self._predicted: dict[str, Histogram] = {}
+        self._answered: dict[tuple[str, str, int], Count] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         prefix = "antiphon_gateway"
         labels = ("model", "endpoint")
-        self._requests = Counter(
-            f"{prefix}_requests", "Requests answered, by status", (*labels, "status"), registry=self.registry
+        self._requests = Counts(
+            f"{prefix}_requests", "Requests answered, by status", (*labels, "status"), self.registry
         )
-        self._cancelled = Counter(
-            f"{prefix}_cancelled", "Requests whose client went away", labels, registry=self.registry
-        )
-        self._first_token = Histogram(
+        self._cancelled = Counts(f"{prefix}_cancelled", "Requests whose client went away", labels, self.registry)
+        self._first_token = Spreads(
             f"{prefix}_time_to_first_token_seconds",
             "From the request's arrival to its first token",
             labels,
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
+            self.registry,
         )
-        self._inter_token = Histogram(
-            f"{prefix}_inter_token_seconds",
-            "Between steps of one choice",
-            labels,
-            buckets=_TOKEN_SECONDS,
-            registry=self.registry,
+        self._inter_token = Spreads(
+            f"{prefix}_inter_token_seconds", "Between steps of one choice", labels, _TOKEN_SECONDS, self.registry
         )
-        self._queue_wait = Histogram(
+        self._queue_wait = Spreads(
             f"{prefix}_queue_wait_seconds",
             "From the request's arrival to a worker's answer",
             ("model",),
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
+            self.registry,
         )
-        self._ttft_error = Histogram(
+        self._ttft_error = Spreads(
             f"{prefix}_ttft_prediction_error_ratio",
             "Error of the predicted time from submitting to the first token, over the measured one",
             ("model",),
-            buckets=_ERROR_RATIOS,
-            registry=self.registry,
+            _ERROR_RATIOS,
+            self.registry,
         )
-        self._prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Prompt tokens served", labels, registry=self.registry)
-        self._completion_tokens = Counter(
-            f"{prefix}_completion_tokens", "Tokens generated", labels, registry=self.registry
-        )
-        self._cached_tokens = Counter(
-            f"{prefix}_cached_tokens", "Prompt tokens that were not computed", labels, registry=self.registry
+        self._prompt_tokens = Counts(f"{prefix}_prompt_tokens", "Prompt tokens served", labels, self.registry)
+        self._completion_tokens = Counts(f"{prefix}_completion_tokens", "Tokens generated", labels, self.registry)
+        self._cached_tokens = Counts(
+            f"{prefix}_cached_tokens", "Prompt tokens that were not computed", labels, self.registry
         )
         self._refused = Counter(
             f"{prefix}_refusals", "Submissions that workers refused", ("reason",), registry=self.registry
         )
         self._lost = Counter(f"{prefix}_workers_lost", "Streams to workers that broke", registry=self.registry)
         self._retries = Counter(f"{prefix}_retries", "Choices tried on another worker", registry=self.registry)
+        self._moves = Counter(
+            f"{prefix}_moves",
+            "Choices that went on at another worker: drained (their worker gave them back), lost, failed",
+            ("reason",),
+            registry=self.registry,
+        )
+        for reason in MoveReason:
+            self._moves.labels(reason.value)
         self._slow = Counter(
             f"{prefix}_slow_clients", "Requests ended as the client read too slowly", registry=self.registry
         )
@@ -101,14 +116,43 @@ class GatewayMetrics:
         self._in_flight = Gauge(f"{prefix}_requests_in_flight", "Requests being served", registry=self.registry)
         self._queue_depth = Gauge(f"{prefix}_queue_depth", "Choices that wait for a worker", registry=self.registry)
         self._workers = Gauge(f"{prefix}_workers", "Workers with a standing stream", registry=self.registry)
+        self._found = Watched(
+            f"{prefix}_encoding_cache_hit_characters",
+            "Characters of chat prompts whose encoding was known",
+            self.registry,
+        )
+        self._encoded = Watched(
+            f"{prefix}_encoding_cache_miss_characters",
+            "Characters of chat prompts that were encoded and may be kept",
+            self.registry,
+        )
+        self._encoding_bytes = Gauge(
+            f"{prefix}_encoding_cache_bytes", "Memory of the kept encodings, about", registry=self.registry
+        )
+        self._scaling = ScalingGauges(self.registry)
 
     def observe(
-        self, *, in_flight: Callable[[], float], queue_depth: Callable[[], float], workers: Callable[[], float]
+        self,
+        *,
+        in_flight: Callable[[], float],
+        queue_depth: Callable[[], float],
+        workers: Callable[[], float],
+        encodings: EncodingCache | None,
     ) -> None:
         """What is read when the metrics are scraped."""
+        if encodings is not None:
+            self._found.read = lambda: encodings.found_characters
+            self._encoded.read = lambda: encodings.encoded_characters
+            self._encoding_bytes.set_function(lambda: encodings.bytes)
         self._in_flight.set_function(in_flight)
         self._queue_depth.set_function(queue_depth)
         self._workers.set_function(workers)
+
+    def observe_scaling(
+        self, news: Callable[[], Mapping[str, GatewayNews]], record: Callable[[str], ModelRecord | None]
+    ) -> None:
+        """The same: of all Models by key, and what is promised of one."""
+        self._scaling.read, self._scaling.record = news, record
 
     def of(self, model: str, endpoint: str) -> RequestMetrics:
         known = self._of.get((model, endpoint))
@@ -133,19 +177,13 @@ class GatewayMetrics:
         self._cancelled.labels(model, endpoint).inc()
 
     def queued(self, model: str, seconds: float) -> None:
-        histogram = self._queued.get(model)
-        if histogram is None:
-            histogram = self._queued[model] = self._queue_wait.labels(model)
-        histogram.observe(seconds)
+        self._queue_wait.labels(model).observe(seconds)
 
     def predicted(self, model: str, predicted_ttft_ms: float, measured_ttft_ms: float) -> None:
         """What routing had said of an attempt whose first token has now come. 0: it had said nothing."""
         if measured_ttft_ms <= 0.0 or predicted_ttft_ms <= 0.0:
             return
-        histogram = self._predicted.get(model)
-        if histogram is None:
-            histogram = self._predicted[model] = self._ttft_error.labels(model)
-        histogram.observe(abs(predicted_ttft_ms - measured_ttft_ms) / measured_ttft_ms)
+        self._ttft_error.labels(model).observe(abs(predicted_ttft_ms - measured_ttft_ms) / measured_ttft_ms)
 
     def refused(self, reason: str) -> None:
         self._refused.labels(reason.removeprefix("REFUSAL_").lower()).inc()
@@ -155,6 +193,9 @@ class GatewayMetrics:
 
     def retried(self) -> None:
         self._retries.inc()
+
+    def moved(self, reason: MoveReason) -> None:
+        self._moves.labels(reason.value).inc()
 
     def slow_client(self) -> None:
         self._slow.inc()

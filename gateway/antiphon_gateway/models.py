@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 from antiphon_kvtransfer.identity import BlockHash, ChainRoot, chain_hashes, chain_root
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway.templating import ChatTemplate, special_tokens
 from antiphon_gateway.tokenization import TokenCodec
+from antiphon_gateway.tokenization_cache import EncodingCache
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -24,8 +25,7 @@ _ROOTS_KEPT = 4096
 """Chain roots, one a tenant, before they are made anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt ready to be routed: its ids, the ids of its full blocks, and its text where it is echoed."""
 
     token_ids: list[int]
@@ -36,8 +36,11 @@ class Prompt:
 class Model:
     """One model card with its tokenizer and template, loaded. What it says never changes."""
 
-    def __init__(self, card: pb.ModelCard) -> None:
-        """Takes a while (the tokenizer): in a thread. Raises TokenizerInvalid, TemplateInvalid."""
+    def __init__(self, card: pb.ModelCard, encodings: EncodingCache | None = None) -> None:
+        """Takes a while (the tokenizer): in a thread. `encodings`: as `TokenCodec` takes it.
+
+        Raises TokenizerInvalid, TemplateInvalid.
+        """
         self.name = card.model
         self.digest = card.digest
         self.created = int(time.time())
@@ -45,7 +48,9 @@ class Model:
         self.vocab_size = card.vocab_size
         self.block_tokens = card.block_tokens
         self.block_bytes = card.kv_block_bytes
-        self.codec = TokenCodec(card.tokenizer_json)
+        self.tokenizer_json = card.tokenizer_json
+        self.eos_token_ids = tuple(card.eos_token_ids)
+        self.codec = TokenCodec(card.tokenizer_json, encodings)
         tokens = special_tokens(card.tokenizer_config_json, bos_token=card.bos_token, eos_token=card.eos_token)
         self.template = ChatTemplate(card.chat_template, tokens) if card.chat_template else None
         self._revision = card.revision
@@ -57,6 +62,13 @@ class Model:
         """Block ids by the tenant's salt, for routing. `packed`: the same ids as an array, where there is one."""
         chain = chain_hashes(self._root(salt), token_ids if packed is None else packed, self.block_tokens)
         return Prompt(token_ids, tuple(chain), text)
+
+    def chain_with(self, prompt: Prompt, output: Sequence[int], salt: bytes) -> tuple[BlockHash, ...]:
+        """Block ids of the prompt and of what was generated after it. `salt`: the prompt's."""
+        known = len(prompt.chain)
+        parent = ChainRoot(prompt.chain[-1]) if known else self._root(salt)
+        rest = [*prompt.token_ids[known * self.block_tokens :], *output]
+        return (*prompt.chain, *chain_hashes(parent, rest, self.block_tokens))
 
     def _root(self, salt: bytes) -> ChainRoot:
         root = self._roots.get(salt)
@@ -76,7 +88,9 @@ class Model:
 class ModelRegistry:
     """Model names and cards. Owned by the fleet, read by everybody."""
 
-    def __init__(self) -> None:
+    def __init__(self, encodings: EncodingCache | None = None) -> None:
+        """`encodings`: what its models' tokenizers share."""
+        self.encodings = encodings
         self._by_digest: dict[str, Model] = {}
         self._by_name: dict[str, Model] = {}
 

@@ -22,6 +22,7 @@ from antiphon_gateway.explain import RouteInputs
 from antiphon_gateway.fleet import Fleet, can_decode
 from antiphon_gateway.flight import Choice
 from antiphon_gateway.groups import Group
+from antiphon_gateway.holding_shared import RoomOfAll
 from antiphon_gateway.load import Pledge, WorkerLoad
 from antiphon_gateway.round_robin import RoundRobin
 from antiphon_gateway.sessions import Sessions
@@ -74,6 +75,8 @@ class Placing:
         self._computing = 0
         """How many compute prompts as a rule."""
         self._meter = WorkloadMeter()
+        self.room = RoomOfAll()
+        """Of the workers that others use too."""
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -89,6 +92,7 @@ class Placing:
         if self._loads.get(load.worker_id) is load:
             del self._loads[load.worker_id]
             self._table.remove(load.worker_id)
+            self.room.gone(load)
         self._changed.discard(load)
         self._recount()
 
@@ -96,6 +100,11 @@ class Placing:
         """Its figures are others. It may have left."""
         if self._loads.get(load.worker_id) is load:
             self._changed.add(load)
+
+    def role_changed(self, load: WorkerLoad) -> None:
+        """It does something else from now on."""
+        self.changed(load)
+        self._recount()
 
     def all_changed(self) -> None:
         """What the operator says of them may be different."""
@@ -142,12 +151,12 @@ class Placing:
     # -- decisions
 
     def refresh(self, links: Mapping[tuple[str, str], float], now: float, waiting_tokens: int = 0) -> None:
-        """Make the table true: a look begins, with so many uncached tokens in the line."""
+        """Make the table true: a look begins, with so many uncached tokens in this gateway's line."""
         self._table.links = links
         record = self._fleet.catalogue.record(self.group.model)
         self._table.workload = self._meter.workload(
-            waiting_tokens=waiting_tokens / max(1, self._computing),
-            ttft_limit_ms=record.ttft_p95_ms if record is not None else None,
+            waiting_tokens=(waiting_tokens + self.room.others_tokens) / max(1, self._computing),
+            ttft_limit_ms=record.ttft_limit_ms(self._meter.uncached_tokens) if record is not None else None,
             evicted_reuse=self._fleet.evicted_reuse(self.group.model),
         )
         if self._reserved:
@@ -173,9 +182,9 @@ class Placing:
 
     def plan(self, choice: Choice, now: float) -> Plan:
         """Raises NoWorker. After `refresh`."""
-        model, prompt = choice.flight.model, choice.prompt
-        leading = self._fleet.leading_blocks(model, prompt.chain)
-        request = self._request(choice, now)
+        model = choice.flight.model
+        leading = self._fleet.leading_blocks(model, choice.chain)
+        request = self._request(choice, leading, now)
         draw = self._draw()
         table = self._table
         self.put_changed(now)
@@ -200,9 +209,22 @@ class Placing:
         return prefiller.keeps_back(prefiller.ms_of(tokens), now)
 
     def matched_tokens(self, choice: Choice) -> int:
-        """Of its prompt, those that the best worker holds."""
-        leading = self._fleet.leading_blocks(choice.flight.model, choice.prompt.chain)
+        """Of what it has so far, those that the best worker holds."""
+        leading = self._fleet.leading_blocks(choice.flight.model, choice.chain)
         return max(leading.values(), default=0) * choice.flight.model.block_tokens
+
+    def due_ms(self, choice: Choice, uncached_tokens: int) -> float | None:
+        """When its first token is due, in monotonic milliseconds, if so much of the prompt has to be computed; None: no
+        promise, or it has come."""
+        if choice.output:
+            return None
+        flight = choice.flight
+        record = self._fleet.catalogue.record(self.group.model)
+        limit_ms = record.ttft_limit_ms(uncached_tokens) if record is not None else None
+        timeout_s = flight.ticket.wishes.timeout_s
+        if timeout_s is not None:
+            limit_ms = timeout_s * 1e3 if limit_ms is None else min(limit_ms, timeout_s * 1e3)
+        return None if limit_ms is None else flight.began_at * 1e3 + limit_ms
 
     def reserve(self, plan: Plan) -> None:
         """Whoever is looked at later in this look finds it there."""
@@ -230,22 +252,25 @@ class Placing:
         self._meter.started(plan.uncached_tokens)
         request = plan.inputs.request
         known_blocks = (request.prompt_tokens - plan.uncached_tokens) // max(1, request.block_tokens)
-        self._fleet.asked(choice.flight.model, choice.prompt.chain, known_blocks)
+        self._fleet.asked(choice.flight.model, choice.chain, known_blocks)
 
     def ended(self, output_tokens: int) -> None:
         self._meter.ended(output_tokens)
 
     # -- inside
 
-    def _request(self, choice: Choice, now: float) -> RouteRequest:
+    def _request(self, choice: Choice, leading: Mapping[str, int], now: float) -> RouteRequest:
         flight = choice.flight
         ticket, model = flight.ticket, flight.model
         record = self._fleet.catalogue.record(self.group.model)
         ttft_limit_ms = tpot_limit_ms = None
         if record is not None:
             tpot_limit_ms = record.tpot_p95_ms
-            if record.ttft_p95_ms is not None and not choice.output:
-                ttft_limit_ms = record.ttft_p95_ms - (now - flight.began_at) * 1e3
+            # Of what the best worker leaves to compute: a promise is no longer for going where less is cached.
+            cached_tokens = max(leading.values(), default=0) * model.block_tokens
+            limit_ms = record.ttft_limit_ms(max(1, len(choice.prompt.token_ids) - cached_tokens))
+            if limit_ms is not None and not choice.output:
+                ttft_limit_ms = limit_ms - (now - flight.began_at) * 1e3
         return RouteRequest(
             prompt_tokens=len(choice.prompt.token_ids) + len(choice.output),
             block_tokens=model.block_tokens,

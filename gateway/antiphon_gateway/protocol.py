@@ -121,6 +121,11 @@ class Connection(asyncio.Protocol):
             self._reading = True
             self.transport.resume_reading()
 
+    def body_taken(self) -> None:
+        """The active request's body is where it is wanted: read on, or the end of the connection would not be seen."""
+        if len(self.pipeline) <= MAX_PIPELINED:
+            self.resume_reading()
+
     def answer_ended(self, request: Request) -> None:
         """The answer to the active request has been written. The next one may be there already."""
         self.active = None

@@ -1,8 +1,8 @@
 """Request bodies: what is read of them, what is refused, and which parameter a refusal names.
 
 msgspec decodes and checks types; the functions here check ranges and combinations. A null is the same as an absent
-field. Fields that are not known are ignored, as OpenAI clients send more than any server knows; fields that ask for
-something that cannot be done are refused, never ignored.
+field. Fields that are not known are accepted, as OpenAI clients send more than any server knows, and named in a header
+(`parameters`); fields that ask for something that cannot be done are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
+import numpy as np
 
 from antiphon_gateway.errors import ApiError, invalid
+from antiphon_gateway.parameters import Endpoint, check_rare, wide
+
+_PACKED = np.dtype("I")
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 256
@@ -27,12 +31,32 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class CommonBody(msgspec.Struct, kw_only=True):
-    """What chat and completions have in common."""
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """As vLLM names them (`structured`)."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+
+class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What chat and completions have in common. What else a body has makes it a wide one (`parameters`)."""
+
+    wide: ClassVar[bool] = False
+    endpoint: ClassVar[Endpoint | None] = None
+    nested: ClassVar[dict[str, type[msgspec.Struct]]] = {"stream_options": StreamOptions}
 
     model: str
     n: int | None = None
@@ -56,26 +80,39 @@ class CommonBody(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # How it is to be treated (`wishes`).
     service_tier: str | None = None
     priority: int | None = None
 
 
 class ChatBody(CommonBody, kw_only=True):
+    endpoint: ClassVar[Endpoint | None] = Endpoint.CHAT
+
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     functions: list[Any] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
 
 class CompletionBody(CommonBody, kw_only=True):
+    endpoint: ClassVar[Endpoint | None] = Endpoint.COMPLETIONS
+
     prompt: str | list[str | int | list[int]] | None = None
     suffix: str | None = None
     echo: bool | None = None
@@ -83,9 +120,11 @@ class CompletionBody(CommonBody, kw_only=True):
     logprobs: int | None = None
 
 
-_Body = TypeVar("_Body", bound=CommonBody)
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 _AT = re.compile(r"^(.*) - at `(?:key in )?\$\.?([^`]*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+_UNKNOWN = "contains unknown field"
+_WRITABLE = 1e300
 
 
 def decode(raw: bytes, kind: type[_Body]) -> _Body:
@@ -93,7 +132,12 @@ def decode(raw: bytes, kind: type[_Body]) -> _Body:
     if raw.startswith(b"\xef\xbb\xbf"):
         raw = raw[3:]
     try:
-        return msgspec.json.decode(raw, type=kind)
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.ValidationError as error:
+            if _UNKNOWN not in str(error):
+                raise
+        return cast(_Body, msgspec.json.decode(raw, type=wide(kind)))
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -103,10 +147,10 @@ def decode(raw: bytes, kind: type[_Body]) -> _Body:
 
 
 def _refusal(message: str) -> ApiError:
-    missing = _MISSING.search(message)
+    missing, match = _MISSING.search(message), _AT.match(message)
     if missing:
-        return invalid(f"The parameter {missing[1]} is missing.", param=missing[1], code="missing_parameter")
-    match = _AT.match(message)
+        param = f"{match[2]}.{missing[1]}" if match is not None and match[2] else missing[1]
+        return invalid(f"The parameter {param} is missing.", param=param, code="missing_parameter")
     if match is None:
         return invalid(f"The body does not have the right form: {message}.")
     param = match[2].removesuffix("[...]")
@@ -128,7 +172,10 @@ def check_common(body: CommonBody) -> None:
         raise invalid("repetition_penalty must be above 0 and at most 100.", param="repetition_penalty")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options can be used only with stream: true.", param="stream_options")
-    _check_response_format(body.response_format)
+    if body.stream_options is not None:
+        _check_stream_options(body.stream_options)
+    if body.wide and body.endpoint is not None:
+        check_rare(body, body.endpoint)
     stop_strings(body)
     if body.logit_bias is not None:
         if len(body.logit_bias) > MAX_LOGIT_BIAS:
@@ -139,17 +186,17 @@ def check_common(body: CommonBody) -> None:
             _within(value, -100.0, 100.0, "logit_bias")
 
 
-def _check_response_format(response_format: dict[str, Any] | None) -> None:
-    if response_format is None or response_format.get("type") == "text":
-        return
-    kind = response_format.get("type")
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        raise invalid(
-            f"response_format {kind!r}: structured output is not supported yet; only {{'type': 'text'}} is.",
-            param="response_format",
-            code="unsupported_parameter",
-        )
-    raise invalid("response_format must be {'type': 'text'}.", param="response_format")
+def _check_stream_options(options: StreamOptions) -> None:
+    for name, instead in (
+        ("include_obfuscation", "chunks are as long as their text"),
+        ("continuous_usage_stats", "usage comes in the last chunk (include_usage)"),
+    ):
+        if getattr(options, name):
+            raise invalid(
+                f"stream_options.{name} is not supported: {instead}.",
+                param=f"stream_options.{name}",
+                code="unsupported_parameter",
+            )
 
 
 def check_chat(body: ChatBody) -> None:
@@ -167,12 +214,6 @@ def check_chat(body: ChatBody) -> None:
     if body.audio is not None or (body.modalities is not None and body.modalities != ["text"]):
         param = "audio" if body.audio is not None else "modalities"
         raise invalid("Only text output is supported.", param=param, code="unsupported_parameter")
-    if body.tool_choice is not None and body.tool_choice not in ("none", "auto"):
-        raise invalid(
-            "tool_choice: only 'none' and 'auto' are supported; a call of a certain tool cannot be forced yet.",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
 
 
 def check_completion(body: CompletionBody) -> None:
@@ -236,7 +277,8 @@ def packed_ids(ids: Sequence[int], vocab_size: int) -> array[int]:
         raise _mixed() from error
     except OverflowError as error:
         raise _not_in_vocabulary("prompt", vocab_size) from error
-    if packed and max(packed) >= vocab_size:
+    # Python's `max` makes an object of each: 8 us more for 512 ids.
+    if packed and np.maximum.reduce(np.frombuffer(packed, dtype=_PACKED)) >= vocab_size:
         raise _not_in_vocabulary("prompt", vocab_size)
     return packed
 
@@ -253,4 +295,6 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 def _within(value: float | None, low: float, high: float, param: str) -> None:
     if value is not None and not low <= value <= high:
-        raise invalid(f"{param} must be from {low:g} to {high:g}, not {value:g}.", param=param, code="out_of_range")
+        # Numbers in JSON have no end, those that can be written with :g have.
+        given = f"{value:g}" if abs(value) < _WRITABLE else "so large a number"
+        raise invalid(f"{param} must be from {low:g} to {high:g}, not {given}.", param=param, code="out_of_range")

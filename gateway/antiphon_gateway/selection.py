@@ -6,7 +6,7 @@ gets no new request in any role, and no prefix is pulled from it either: what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from antiphon_gateway.fleet import Fleet, can_decode
 from antiphon_gateway.groups import Candidate, Group, choose
@@ -20,32 +20,28 @@ class Selection:
         self._fleet = fleet
         self._draw = draw
 
-    def usable(self, group: Group) -> list[WorkerClient]:
+    def usable(self, group: Group) -> Iterator[WorkerClient]:
         draining = self._fleet.catalogue.draining(group.model)
-        return [
-            client
-            for client in self._fleet.workers_of(group)
-            if client.attachment is not None
-            and client.attachment.worker_id not in draining
-            and not client.queue.draining
-        ]
+        for client in self._fleet.workers_of(group):
+            attachment = client.attachment
+            if attachment is not None and attachment.worker_id not in draining and not client.queue.draining:
+                yield client
 
-    def decoders(self, group: Group, excluded: Collection[str] = ()) -> list[WorkerClient]:
+    def decoders(self, group: Group, excluded: Collection[str] = ()) -> Iterator[WorkerClient]:
         """The usable ones that may decode."""
-        return [
-            client
-            for client in self.usable(group)
-            if client.attachment is not None
-            and can_decode(client.attachment.role)
-            and client.attachment.worker_id not in excluded
-        ]
+        for client in self.usable(group):
+            attachment = client.attachment
+            if attachment is not None and can_decode(attachment.role) and attachment.worker_id not in excluded:
+                yield client
 
     def choose(self, model: str, excluded: Collection[str] = ()) -> Group | None:
         """The group for a new request for the model, by the weights that hold now; None: nobody can decode it."""
+        groups = self._fleet.groups_of(model)
+        if len(groups) == 1:
+            # As nearly always: its workers need not be counted.
+            return groups[0] if self._serves(groups[0], excluded) else None
         candidates = [
-            Candidate(group, count)
-            for group in self._fleet.groups_of(model)
-            if (count := len(self.decoders(group, excluded)))
+            Candidate(group, count) for group in groups if (count := sum(1 for _ in self.decoders(group, excluded)))
         ]
         record = self._fleet.catalogue.record(model)
         newest = self._fleet.models.get(model)
@@ -55,3 +51,6 @@ class Selection:
             newest.digest if newest is not None else "",
             self._draw(),
         )
+
+    def _serves(self, group: Group, excluded: Collection[str]) -> bool:
+        return next(self.decoders(group, excluded), None) is not None

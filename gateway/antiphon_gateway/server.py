@@ -29,6 +29,7 @@ from antiphon_telemetry.exit import ExitCode
 
 from antiphon_gateway.app import Gateway
 from antiphon_gateway.auth import ApiKeys, ApiKeysError
+from antiphon_gateway.cors import CorsOriginInvalid
 from antiphon_gateway.http_server import BACKLOG, HttpServer
 from antiphon_gateway.options import GatewayOptions
 
@@ -64,6 +65,9 @@ def run_gateway(options: GatewayOptions) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(options, keys))
+    except CorsOriginInvalid as error:
+        log.error("%s", error)
+        return ExitCode.BAD_INPUT
     except RedisUrlError as error:
         log.error("--redis-url: %s", error)
         return ExitCode.BAD_INPUT
@@ -99,7 +103,7 @@ def _collect_rarely() -> None:
 
 
 async def serve(options: GatewayOptions, keys: ApiKeys) -> int:
-    """`run_gateway` inside a loop. Raises RedisUrlError."""
+    """`run_gateway` inside a loop. Raises CorsOriginInvalid and RedisUrlError."""
     gateway = Gateway(options, keys, gateway_id=f"gateway-{uuid.uuid4().hex[:12]}")
     try:
         listener = listen(options.host, options.port, reuse_port=options.reuse_port)

@@ -3,17 +3,27 @@
 Nothing is sent before the first token is there, so that a failure until then has a status of its own (and may be
 tried elsewhere). A stream that fails later ends with an error event, never in silence. While the client takes no
 data, the flight collects a bounded number of steps; the event loop and the worker's stream go on.
+
+The handler sends the first and the last event of a stream, and what had to be collected. All others are written as
+they come from the worker, without waking it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable
 
-from antiphon_gateway.answers import Renderer, error_event
+from antiphon_proto import worker_pb2 as pb
+
+from antiphon_gateway.answers import Renderer, TellsFailure
+from antiphon_gateway.error_forms import error_event
 from antiphon_gateway.errors import ApiError
-from antiphon_gateway.flight import Flight
+from antiphon_gateway.flight import Choice, Flight
 from antiphon_gateway.http import EVENT_STREAM_HEADERS, JSON_TYPE, ClientGone, Request
+
+log = logging.getLogger("antiphon.gateway")
 
 
 class Presence:
@@ -54,42 +64,61 @@ async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> A
 
     Raises ApiError if it failed before anything was sent, and ClientGone.
     """
-    started = False
-    while True:
-        await flight.wait()
-        events = [renderer.take(choice, step) for choice in flight.take_ready() for step in choice.take()]
-        failure = flight.failure
-        ended = failure is not None or not flight.open_choices
-        if not started:
+    try:
+        while True:
+            await flight.wait()
+            events = [renderer.take(choice, step) for choice in flight.take_ready() for step in choice.take()]
+            failure = flight.failure
+            ended = failure is not None or not flight.open_choices
+            if not request.started:
+                if failure is not None:
+                    raise failure
+                if not ended and not any(events):
+                    continue
+                request.start(200, EVENT_STREAM_HEADERS)
             if failure is not None:
-                raise failure
-            if not ended and not any(events):
-                continue
-            request.start(200, EVENT_STREAM_HEADERS)
-            started = True
-        if failure is not None:
-            events.append(error_event(failure))
-        elif ended:
-            events.append(renderer.end(flight))
-        data = b"".join(events)
+                events.append(
+                    renderer.failed(failure)
+                    if isinstance(renderer, TellsFailure)
+                    else error_event(failure, request.path, request.request_id)
+                )
+            elif ended:
+                events.append(renderer.end(flight))
+            data = b"".join(events)
+            if data:
+                flight.writing_since = time.monotonic()
+                await request.send(data, last=ended)
+                flight.writing_since = 0.0
+            if ended:
+                return failure
+            flight.direct = flight.direct or _sender(request, renderer)
+    finally:
+        flight.direct = None
+
+
+def _sender(request: Request, renderer: Renderer) -> Callable[[Choice, pb.RequestStep], bool]:
+    """What sends steps of a stream that has begun, as they come."""
+
+    def send(choice: Choice, step: pb.RequestStep) -> bool:
+        if not request.takes_more:
+            return False
+        try:
+            data = renderer.take(choice, step)
+        except Exception:
+            # Not here, on the stream that all of the worker's requests share: the handler meets it again.
+            log.warning("request %s: a step cannot be told", request.request_id, exc_info=True)
+            return False
         if data:
-            flight.writing_since = time.monotonic()
-            await request.send(data, last=ended)
-            flight.writing_since = 0.0
-        if ended:
-            return failure
+            request.push(data)
+        return True
+
+    return send
 
 
 async def send_whole(request: Request, flight: Flight, renderer: Renderer) -> None:
     """Send the answer when it is complete. Raises ApiError and ClientGone, having sent nothing."""
     while flight.open_choices and flight.failure is None:
         await flight.wait()
-        for choice in flight.take_ready():
-            for step in choice.take():
-                renderer.keep(choice, step)
     if flight.failure is not None:
         raise flight.failure
-    for choice in flight.take_ready():
-        for step in choice.take():
-            renderer.keep(choice, step)
     await request.respond(200, renderer.whole(flight), JSON_TYPE)

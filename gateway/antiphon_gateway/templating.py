@@ -1,16 +1,17 @@
 """The model's chat template: messages in, prompt text out.
 
 Templates come with models and are Jinja as Hugging Face's `transformers` renders it (trimmed blocks, `tojson` without
-escapes, `raise_exception`, `strftime_now`, loop controls, `generation` blocks), in an immutable sandbox, and with a
-limit on what one may produce. Messages are brought to the form that templates know: text parts are joined, a null
-content is the empty text, arguments of tool calls are objects, and a developer message is a system message where the
-template has no word for developer.
+escapes, `raise_exception`, `strftime_now`, loop controls, `generation` blocks), in a sandbox with limits
+(`template_sandbox`), and with one on what it may produce. Messages are brought to the form that templates know: text
+parts are joined, a null content is the empty text, or null with calls where the template asks for that, arguments of
+tool calls are objects, and a developer message is a system message where the template has no word for developer.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -18,12 +19,17 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 import msgspec
 
+from antiphon_gateway import template_allowance
 from antiphon_gateway.errors import invalid
+from antiphon_gateway.template_sandbox import TemplateSandbox
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What an answer's reasoning is called, by clients that send it back and by templates that want it."""
+_ASKS_FOR_NULL = re.compile(r"""content(['"]\])?\s+is\s+none""")
+_TOOLS = re.compile(r"\btools\b")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
 
@@ -45,9 +51,8 @@ class ChatTemplate:
     """One compiled template. Safe to use from many threads."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationExtension]
-        )
+        template_allowance.begin()
+        environment = TemplateSandbox([jinja2.ext.loopcontrols, _GenerationExtension])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
@@ -56,7 +61,10 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateInvalid(f"line {error.lineno} of the chat template: {error.message}") from error
         self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.takes_tools = _TOOLS.search(source) is not None
         self._knows_developer = "developer" in source
+        self._asks_for_null = _ASKS_FOR_NULL.search(source) is not None
 
     def render(
         self,
@@ -81,6 +89,7 @@ class ChatTemplate:
         }
         parts: list[str] = []
         size = 0
+        template_allowance.begin(limit_characters)
         try:
             for part in self._template.generate(variables):
                 size += len(part)
@@ -105,12 +114,18 @@ class ChatTemplate:
             role = "system"
         result = {key: value for key, value in message.items() if value is not None}
         result["role"] = role
+        reasoning = next((message[name] for name in _REASONING if isinstance(message.get(name), str)), None)
+        if reasoning is not None:
+            for name in _REASONING:
+                result.setdefault(name, reasoning)
         calls = message.get("tool_calls")
         if calls is not None:
             result["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
         if message.get("content") is None and not calls and role != "assistant":
             raise invalid(f"{where}.content is missing.", param=f"{where}.content")
         result["content"] = _text(message.get("content"), f"{where}.content")
+        if calls and not result["content"] and self._asks_for_null:
+            result["content"] = None
         return result
 
 
@@ -148,21 +163,46 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         raise invalid(f"{where} needs function.name.", param=where)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        # Templates write arguments with `tojson`; one that is not JSON goes through as the text that it is.
-        try:
-            arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
-        except (msgspec.DecodeError, RecursionError):
-            pass
+        arguments = _arguments(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _arguments(text: str) -> Any:
+    """What is not JSON goes through as the text that it is."""
+    try:
+        value = msgspec.json.decode(text) if text.strip() else {}
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return _Arguments(value, text or "{}") if isinstance(value, dict) else value
+
+
+class _Arguments(dict[str, Any]):
+    """Arguments of a call, for both kinds of templates: an object to those that write it with `tojson` or go through
+    its items, and the client's own text to those that join it to other text (DeepSeek's)."""
+
+    def __init__(self, value: Mapping[str, Any], text: str) -> None:
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
 
 
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    template_allowance.pay(template_allowance.weight(value) * (1 + max(0, width) + sum(map(len, separators or ()))))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -171,7 +211,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().astimezone().strftime(form)
+    return datetime.datetime.now().astimezone().replace(tzinfo=None).strftime(form)
 
 
 def special_tokens(tokenizer_config_json: str, *, bos_token: str, eos_token: str) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 Encoding costs about a microsecond a token. A short text is encoded where it is; a long one in a thread of a small
 pool, so that one long prompt does not hold up everybody's streams (the tokenizer releases the interpreter lock).
+A rendered chat is encoded piece by piece where the tokenizer allows it (`tokenization_segments`), and pieces that
+were encoded before are looked up (`tokenization_cache`).
 The text of an answer is never made here: the worker detokenises. Single tokens are, for log-probabilities.
 """
 
@@ -9,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
+import logging
 import re
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,9 +23,18 @@ from typing import TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
+from antiphon_gateway.tokenization_cache import EncodingCache, Key, Owner, key_of
+from antiphon_gateway.tokenization_segments import Encode, NotCut, Parts, Segments, joined
+
+log = logging.getLogger("antiphon.gateway")
+
 INLINE_CHARACTERS = 2000
 """About half a millisecond of work: less than a hop to a thread and back costs a busy loop."""
 
+IDS_PER_CHARACTER = 5
+"""Ids that are joined, checked and hashed in the time that one character takes to encode."""
+_WIDE = 3
+"""Bytes of most characters beyond ASCII, which is what encoding them costs by."""
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 _Result = TypeVar("_Result")
 
@@ -53,10 +67,35 @@ class TokenText:
     data: bytes
 
 
+class BegunEncoding:
+    """A text of which some is encoded already: what is left to do may be a thread's work, or next to nothing."""
+
+    __slots__ = ("_encode", "_parts")
+
+    def __init__(self, parts: Parts, encode: Encode) -> None:
+        self._parts = parts
+        self._encode = encode
+
+    @property
+    def work_characters(self) -> int:
+        """What is left, in characters to encode: beyond ASCII one is as much work as several, and ids are some, too."""
+        work = 0
+        for part in self._parts:
+            if not isinstance(part, str):
+                work += len(part) // IDS_PER_CHARACTER
+            else:
+                work += len(part) if part.isascii() else _WIDE * len(part)
+        return work
+
+    def finish(self) -> array[int]:
+        return joined(self._parts, self._encode)
+
+
 class TokenCodec:
     """The model's tokenizer, as the gateway uses it."""
 
-    def __init__(self, tokenizer_json: bytes) -> None:
+    def __init__(self, tokenizer_json: bytes, cache: EncodingCache | None = None) -> None:
+        """`cache`: where encodings of a chat's pieces are kept; None: all is encoded anew. Raises TokenizerInvalid."""
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # the library raises bare exceptions
@@ -66,6 +105,39 @@ class TokenCodec:
         self._added = frozenset(self._tokenizer.get_added_tokens_decoder())
         self._byte_level = b'"ByteLevel"' in _decoder(tokenizer_json)
         self._texts: dict[int, TokenText] = {}
+        self._cache = cache
+        self._digest = hashlib.sha256(tokenizer_json).digest()
+        self._segments = None if cache is None else self._cut(tokenizer_json)
+
+    def _cut(self, tokenizer_json: bytes) -> Segments | None:
+        try:
+            return Segments(self._tokenizer, tokenizer_json, self._encode_whole)
+        except NotCut as why:
+            log.info("encodings of chats are not kept with this tokenizer: %s", why)
+            return None
+
+    def begin_chat(self, text: str, salt: bytes) -> BegunEncoding:
+        """A rendered chat, whose template has written all special tokens. `salt`: the tenant's."""
+        cache, segments = self._cache, self._segments
+        if cache is None or segments is None:
+            return BegunEncoding([text], self._encode_whole)
+        whose = Owner(self._digest + salt)
+
+        keys: dict[str, Key] = {}
+
+        def known(piece: str) -> array[int] | None:
+            key = keys[piece] = key_of(whose, piece)
+            return cache.get(key, len(piece))
+
+        def encode(piece: str) -> array[int]:
+            ids = self._encode_whole(piece)
+            cache.put(keys[piece], ids)
+            return ids
+
+        return BegunEncoding(segments.look_up(text, known), encode)
+
+    def _encode_whole(self, text: str) -> array[int]:
+        return array("I", self.encode(text, add_special_tokens=False))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -74,6 +146,11 @@ class TokenCodec:
     def decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that answers do not show, by their texts."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
 
     def token(self, token_id: int) -> TokenText:
         """One token by itself. Cached: there are as many as the vocabulary has."""

@@ -5,7 +5,8 @@ be held, is `placing`'s to say. What is here is when: a choice that comes while 
 something waits, a *look* passes over the first of it
 
 - when a worker has room that it had not (its report, an answer, an end, another worker),
-- when a held choice's worker is predicted to be done with what is before it,
+- when a held choice's worker is predicted to be done with what is before it, or has been left to other gateways for
+  long enough (`holding_shared`),
 - in any case every `LOOK_EVERY_S`.
 
 A look is bounded however much waits. It ends after `MAX_HELD` that are held, or `MAX_PLANNED` that were planned anew
@@ -75,6 +76,8 @@ class GroupQueue:
         """Planned anew and held in this look."""
         self._started = 0
         """In this look."""
+        self._held_for: set[WorkerLoad] = set()
+        """Who should compute what is held in this look."""
         self._held_ms = 0.0
         """The shortest that a choice of this look is held for; 0: none is."""
 
@@ -82,8 +85,10 @@ class GroupQueue:
         return len(self.line)
 
     def offer(self, entry: Entry[Choice]) -> None:
-        """Place it now, if nothing waits and it need not be held; else it waits."""
-        if len(self.line):
+        """Place it now, if nothing waits and it need not be held; else it waits. An answer that has begun and goes on
+        elsewhere passes by all that waits: it has had its turn."""
+        others_wait = bool(len(self.line))
+        if others_wait and not entry.key.output:
             self._estimate(entry)
             self.line.add(entry)
             self.look_soon()
@@ -92,6 +97,10 @@ class GroupQueue:
         verdict = self._consider(entry, now)
         if verdict in (Verdict.HOLD, Verdict.STOP):
             self.line.add(entry)
+            if others_wait:
+                self.look_soon()
+                return
+            self._tell(now)
             self._plan_next(now)
 
     def remove(self, choice: Choice) -> bool:
@@ -101,13 +110,18 @@ class GroupQueue:
             return False
         if not len(self.line):
             self.close()
+            self._tell(time.monotonic())
         return True
 
     def changed(self, load: WorkerLoad) -> None:
         """A worker's figures are others."""
-        self.placing.changed(load)
-        if len(self.line) and self.placing.became_free(load, time.monotonic()):
-            self.look_soon()
+        placing, now = self.placing, time.monotonic()
+        placing.changed(load)
+        others_changed = placing.room.heard(load, now)
+        if len(self.line):
+            placing.room.tell_before_room(self.line, load, now)
+            if others_changed or placing.became_free(load, now):
+                self.look_soon()
 
     def predicted_ms(self, choice: Choice) -> float:
         """When the first token of one that waits would come, from now, were it the last of its tenant to go."""
@@ -132,13 +146,15 @@ class GroupQueue:
             # A worker may come back.
             self._plan_next(now)
             return
-        rate = self.placing.tokens_per_ms(now)
+        own_tokens = self.line.waiting_tokens
+        rate = self.placing.tokens_per_ms(now) * own_tokens / max(1, own_tokens + self.placing.room.others_tokens)
         for _ in self.line.pass_over(
             now * 1e3, lambda entry: self._consider(entry, now), tokens_per_ms=rate, max_held=MAX_HELD
         ):
             pass
         ended = time.monotonic()
         self._not_before = ended + min(_MOST_APART_S, _LOOKING_SHARE * (ended - now)) / (1 + self._started)
+        self._tell(ended)
         if not len(self.line):
             return
         self.placing.put_changed(ended)
@@ -158,6 +174,7 @@ class GroupQueue:
     def _begin(self) -> float:
         now = time.monotonic()
         self._held_ms = 0.0
+        self._held_for.clear()
         self._planned = 0
         self._started = 0
         self.placing.refresh(self._links(), now, self.line.waiting_tokens)
@@ -169,11 +186,13 @@ class GroupQueue:
         tokens = len(choice.prompt.token_ids) + len(choice.output)
         entry.matched_tokens = min(tokens - 1, self.placing.matched_tokens(choice))
         entry.uncached_tokens = tokens - entry.matched_tokens
+        entry.due_ms = self.placing.due_ms(choice, entry.uncached_tokens)
 
     def _consider(self, entry: Entry[Choice], now: float) -> Verdict:
         choice, placing = entry.key, self.placing
         plan, good_until = self._held.get(choice, (None, 0.0))
         if plan is not None and now < good_until and (held_ms := placing.holds_still(plan, now)) > 0.0:
+            placing.room.full(plan.prefiller, now)
             return self._hold(plan, held_ms)
         if self._planned == MAX_PLANNED or self._started == MAX_STARTED:
             return Verdict.STOP
@@ -192,18 +211,29 @@ class GroupQueue:
             entry.service_ms = decision.cost.ttft_ms - decision.cost.queue_ms
         entry.matched_tokens = plan.inputs.request.prompt_tokens - plan.uncached_tokens
         self.line.estimate(entry, plan.uncached_tokens)
+        entry.due_ms = placing.due_ms(choice, plan.uncached_tokens)
         if plan.hold_ms > 0.0:
+            placing.room.full(plan.prefiller, now)
             self._planned += 1
             self._held[choice] = (plan, now + PLAN_GOOD_FOR_S)
             return self._hold(plan, plan.hold_ms)
+        left_ms = 0.0 if choice.output else placing.room.leaves_ms(plan.prefiller, entry, now)
+        if left_ms > 0.0:
+            self._planned += 1
+            return self._hold(plan, left_ms)
+        placing.room.sent(plan.prefiller)
         self._started += 1
         self._submit(entry, plan)
         return Verdict.START
 
     def _hold(self, plan: Plan, held_ms: float) -> Verdict:
         self.placing.reserve(plan)
+        self._held_for.add(plan.prefiller)
         self._held_ms = min(self._held_ms or held_ms, held_ms)
         return Verdict.HOLD
+
+    def _tell(self, now: float) -> None:
+        self.placing.room.tell(self.line, self._held_for, now)
 
     def _plan_next(self, now: float) -> None:
         wait_s = min(self._held_ms / 1e3, LOOK_EVERY_S) if self._held_ms else LOOK_EVERY_S

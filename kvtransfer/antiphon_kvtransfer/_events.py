@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from struct import Struct
 
 from antiphon_kvtransfer.identity import HASH_BYTES, BlockHash
+
+_CUT_AT_ONCE = 64
+_ONE_HASH = Struct(f"{HASH_BYTES}s")
+_MANY_HASHES = Struct(f"{HASH_BYTES}s" * _CUT_AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,14 @@ def unpack_hashes(packed: bytes) -> list[BlockHash]:
     """Raises ValueError unless these are whole hashes."""
     if len(packed) % HASH_BYTES:
         raise ValueError(f"{len(packed)} bytes are no whole number of hashes of {HASH_BYTES} bytes")
-    return [BlockHash(packed[at : at + HASH_BYTES]) for at in range(0, len(packed), HASH_BYTES)]
+    hashes: list[BlockHash] = []
+    at, last = 0, len(packed) - _MANY_HASHES.size
+    while at <= last:  # A call for many takes a quarter of the time of as many slices.
+        hashes += _MANY_HASHES.unpack_from(packed, at)
+        at += _MANY_HASHES.size
+    if at < len(packed):
+        hashes += [block for (block,) in _ONE_HASH.iter_unpack(packed[at:])]
+    return hashes
 
 
 def stream_position(entry_id: bytes) -> tuple[int, int]:

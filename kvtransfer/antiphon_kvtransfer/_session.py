@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,9 +18,11 @@ import grpc
 import grpc.aio
 from antiphon_proto import worker_pb2, worker_pb2_grpc
 
-from antiphon_kvtransfer.cards import LocalWorker, PeerPool, build_card, read_card
+from antiphon_kvtransfer.cards import LocalWorker, build_card, read_card
+from antiphon_kvtransfer.data_plane import DataPlane
 from antiphon_kvtransfer.pins import BlockKeeper
-from antiphon_kvtransfer.transport import ReadRange, Transport, TransportError
+from antiphon_kvtransfer.plane import PeerPool, Wire
+from antiphon_kvtransfer.transport import TransportError
 
 _log = logging.getLogger("antiphon.kvtransfer.links")
 
@@ -30,7 +31,6 @@ _T = TypeVar("_T")
 MAX_PULLS_PER_LINK = 64
 """Pulls that run at the same time on one link; more wait. Well below what a holder allows on one call."""
 _WIRE_UP_S = 10.0
-_MEASURED_READS = 4
 _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # Workers talk to each other directly, whatever the environment says.
     ("grpc.use_local_subchannel_pool", 1),  # A new channel tries at once; the back-off is ours.
@@ -58,24 +58,10 @@ class LocalEnd:
     """This worker's end of all its links."""
 
     worker: LocalWorker
+    plane: DataPlane
     keeper: BlockKeeper
     heartbeat_ms: int
     lost_after_ms: int
-    wanted_transport: str
-    transports: tuple[Transport, ...]
-    """Those that run here, best first."""
-    unavailable: tuple[tuple[str, str], ...]
-    """(transport, why) of those that do not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """The data plane of a session."""
-
-    pool: PeerPool
-    transport: Transport
-    gigabytes_per_s: float
-    detail: str
 
 
 @contextlib.asynccontextmanager
@@ -89,13 +75,13 @@ async def wire_up(local: LocalEnd, peer: PeerAddress) -> AsyncIterator[Session]:
                 )
                 stub = worker_pb2_grpc.KvBlocksStub(channel)
                 request = worker_pb2.TransportCardRequest(
-                    reader_worker_id=local.worker.worker_id, reader=build_card(local.worker, local.transports)
+                    reader_worker_id=local.worker.worker_id, reader=build_card(local.worker, local.plane.ranks)
                 )
                 card = await stub.GetTransportCard(request)
                 pool = read_card(card, local.worker, worker_id=peer.worker_id, incarnation=peer.incarnation)
-                wire = await _connect(local, pool)
-                stack.push_async_callback(wire.transport.disconnect, pool.key)
-                session = Session(local, peer, wire, stub.Pin())  # type: ignore[call-arg]  # writing by hand instead of from an iterator
+                wire = await local.plane.connect(pool, _WIRE_UP_S)
+                stack.push_async_callback(local.plane.disconnect, pool)
+                session = Session(local, peer, pool, wire, stub.Pin())  # type: ignore[call-arg]  # writing by hand instead of from an iterator
                 stack.push_async_callback(session.close)
                 await session.greet()
         except TimeoutError as error:
@@ -109,41 +95,6 @@ async def wire_up(local: LocalEnd, peer: PeerAddress) -> AsyncIterator[Session]:
         yield session
 
 
-async def _connect(local: LocalEnd, pool: PeerPool) -> Wire:
-    """Connect the best transport that both sides have and that works."""
-    skipped = [f"{name}: {reason}" for name, reason in local.unavailable]
-    for transport in local.transports:
-        metadata = pool.metadata(transport.name)
-        if metadata is None:
-            skipped.append(f"{transport.name}: the peer does not serve it")
-            continue
-        try:
-            await transport.connect(pool.key, metadata, _WIRE_UP_S / 2)
-            gigabytes_per_s = await _measure(local.worker, transport, pool)
-        except TransportError as error:
-            _log.warning("%s does not work to %s: %s", transport.name, pool.key, error)
-            skipped.append(f"{transport.name}: {error}")
-            await transport.disconnect(pool.key)
-            continue
-        detail = ""
-        if transport.name != local.wanted_transport:
-            detail = f"{transport.name} is used instead of {local.wanted_transport} ({'; '.join(skipped)})"
-        return Wire(pool, transport, gigabytes_per_s, detail)
-    raise LinkError(f"no common transport with {pool.key} works ({'; '.join(skipped)})")
-
-
-async def _measure(worker: LocalWorker, transport: Transport, pool: PeerPool) -> float:
-    """GB/s of the best of a few reads from the start of the peer's pool into scratch memory."""
-    length = min(transport.scratch_bytes, pool.num_blocks * pool.block_bytes)
-    best = 0.0
-    for _ in range(_MEASURED_READS):
-        began = time.perf_counter()
-        handle = transport.read(pool.key, [ReadRange(0, worker.region.length_bytes, length)])
-        await handle.wait(_WIRE_UP_S / 2)
-        best = max(best, length / (time.perf_counter() - began) / 1e9)
-    return best
-
-
 class Session:
     """One `Pin` call with one incarnation of the peer, from wire-up until it breaks."""
 
@@ -151,6 +102,7 @@ class Session:
         self,
         local: LocalEnd,
         peer: PeerAddress,
+        pool: PeerPool,
         wire: Wire,
         call: grpc.aio.StreamStreamCall[worker_pb2.PinUp, worker_pb2.PinDown],
     ) -> None:
@@ -161,6 +113,7 @@ class Session:
         self.pulls = 0
         self._local = local
         self._peer = peer
+        self._pool = pool
         self._call = call
         self._loop = loop
         self._heard_at = loop.time()
@@ -251,10 +204,10 @@ class Session:
         if len(remote_blocks) > len(local_blocks):
             raise LinkError(f"worker {self._peer.worker_id} pinned more blocks than it was asked for")
         targets = list(local_blocks[: len(remote_blocks)])
-        keeper, wire = self._local.keeper, self.wire
+        keeper = self._local.keeper
         keeper.retain(targets)
         try:
-            handle = wire.transport.read(wire.pool.key, merge_blocks(remote_blocks, targets, wire.pool.block_bytes))
+            handle = self._local.plane.read(self._pool, remote_blocks, targets)
         except TransportError as error:
             keeper.release(targets)
             raise LinkError(str(error)) from error
@@ -308,24 +261,6 @@ class Session:
         while (left_s := self._heard_at + lost_after_ms / 1000 - self._loop.time()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left_s)
         self.break_off(LinkError(f"nothing heard from worker {self._peer.worker_id} for {lost_after_ms} ms"))
-
-
-def merge_blocks(remote_blocks: Sequence[int], local_blocks: Sequence[int], block_bytes: int) -> list[ReadRange]:
-    """Ranges that read each remote block into the local block beside it; neighbours on both sides share a range."""
-    ranges: list[ReadRange] = []
-    run = 0
-    for number, (remote, local) in enumerate(zip(remote_blocks, local_blocks, strict=True)):
-        run += 1
-        following = number + 1
-        if (
-            following == len(remote_blocks)
-            or remote_blocks[following] != remote + 1
-            or local_blocks[following] != local + 1
-        ):
-            first_remote, first_local = remote - run + 1, local - run + 1
-            ranges.append(ReadRange(first_remote * block_bytes, first_local * block_bytes, run * block_bytes))
-            run = 0
-    return ranges
 
 
 def _rpc_problem(peer: PeerAddress, error: grpc.aio.AioRpcError) -> str:

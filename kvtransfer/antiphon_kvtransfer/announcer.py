@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import threading
 import uuid
 from collections import deque
@@ -34,6 +35,7 @@ from antiphon_kvtransfer._redis import (
     Outage,
     PartsLost,
     RedisSession,
+    fleet_deadline_s,
     problem,
     session,
 )
@@ -54,6 +56,9 @@ DELTA_HASHES = 256
 FLEET_ROUNDS_PER_S = 5_000
 """All workers of a model together write so many rounds at most, as Redis and each gateway pay by the round. So in a
 large fleet each takes more changes into one: of 1,000 workers a busy one writes five times a second."""
+FLEET_SETS_PER_S = 500
+"""All workers of a model together write so many whole sets on average: a Redis that restarts empty, or a fleet that
+starts, has all of them write theirs. Written at once, each would wait for all others, and give up before its turn."""
 PART_HASHES = 2_000
 """A whole set is written in parts of so many: Redis serves nobody else for the millisecond or two that one takes."""
 PART_TTL_MS = 10_000
@@ -174,6 +179,7 @@ class WorkerAnnouncer:
         self._ttl_ms = ttl_ms
         self._flush_s = flush_ms / 1000
         self._round_s = self._flush_s
+        self._fleet_workers = 0
         self._heartbeat_s = ttl_ms / 4000
         self._snapshot = snapshot
         self._record = msgspec.structs.replace(record, ttl_ms=ttl_ms)
@@ -181,6 +187,7 @@ class WorkerAnnouncer:
         self._pending = _Pending(max_pending_hashes)
         self._unanswered: _Delta | None = None
         self._written: int | None = None
+        self._unanswered_set: int | None = None
         self._record_changed = False
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -224,7 +231,7 @@ class WorkerAnnouncer:
         try:
             while not self._stop.is_set():
                 try:
-                    async with session(self._redis) as redis:
+                    async with session(self._redis, backoff) as redis:
                         await self._speak(redis, backoff)
                 except SESSION_ERRORS as error:
                     self.healthy = False
@@ -248,7 +255,7 @@ class WorkerAnnouncer:
         worker_id = self._record.worker_id
         keys = self._keys
         try:
-            async with session(self._redis) as redis:
+            async with session(self._redis, Backoff()) as redis:
                 await redis.script(
                     _scripts.WITHDRAW,
                     (keys.record(worker_id), keys.index(worker_id), keys.blocks(worker_id), keys.workers, keys.events),
@@ -287,9 +294,7 @@ class WorkerAnnouncer:
         worker_id = record.worker_id
         keys = self._keys
         if self._list_model:
-            await redis.script(
-                _scripts.LIST_MODEL, (MODELS_KEY,), (record.model, self._index_ttl_ms), COMMAND_DEADLINE_S
-            )
+            await redis.script(_scripts.LIST_MODEL, (MODELS_KEY,), (record.model, self._index_ttl_ms), self._deadline_s)
         status, sequence, intact, workers = await redis.script(
             _scripts.HEARTBEAT,
             (keys.record(worker_id), keys.index(worker_id), keys.blocks(worker_id), keys.workers, keys.events),
@@ -302,16 +307,22 @@ class WorkerAnnouncer:
                 self._index_ttl_ms,
                 EVENTS_KEPT,
             ),
-            COMMAND_DEADLINE_S,
+            self._deadline_s,
         )
         if status == WriteStatus.SUPERSEDED:
             self._is_superseded()
             return False
         self._round_s = max(self._flush_s, workers / FLEET_ROUNDS_PER_S)
+        if intact and int(sequence) == self._unanswered_set:
+            self._set_written(int(sequence))
         # An unanswered delta may or may not be in: writing it once more tells.
         expected = {self._written} | ({self._unanswered.sequence} if self._unanswered else set())
         if int(sequence) not in expected or int(sequence) < 0 or not intact:
+            # A Redis that has just been emptied does not know yet how many there are.
+            self._fleet_workers = max(self._fleet_workers, workers)
+            await _happens_within(self._urgent, random.uniform(0, self._fleet_workers / FLEET_SETS_PER_S))
             return await self._publish(redis)
+        self._fleet_workers = workers
         return True
 
     async def _flush(self, redis: RedisSession, *, until: float) -> None:
@@ -341,7 +352,7 @@ class WorkerAnnouncer:
                     self._index_ttl_ms,
                     EVENTS_KEPT,
                 ),
-                COMMAND_DEADLINE_S,
+                self._deadline_s,
             )
             if status == WriteStatus.OK:
                 self._written, self._unanswered = delta.sequence, None
@@ -357,7 +368,8 @@ class WorkerAnnouncer:
         written = uuid.uuid4().hex
         part_key = self._keys.part(worker_id, written)
         for part in parts[:-1]:
-            await redis.script(_scripts.WRITE_PART, (part_key,), (part, PART_TTL_MS), COMMAND_DEADLINE_S)
+            await redis.script(_scripts.WRITE_PART, (part_key,), (part, PART_TTL_MS), self._deadline_s)
+        self._unanswered_set = sequence
         (status,) = await redis.script(
             _scripts.WRITE_ALL,
             (self._keys.index(worker_id), self._keys.blocks(worker_id), self._keys.events, part_key),
@@ -372,16 +384,21 @@ class WorkerAnnouncer:
                 self._index_ttl_ms,
                 EVENTS_KEPT,
             ),
-            COMMAND_DEADLINE_S,
+            self._deadline_s,
         )
+        self._unanswered_set = None
         if status == WriteStatus.MISMATCH:
             raise PartsLost("a part of the set of blocks was gone before the last one came: does redis evict keys?")
         if status == WriteStatus.SUPERSEDED:
             self._is_superseded()
             return False
-        self._written, self._unanswered = sequence, None
-        self.republished += 1
+        self._set_written(sequence)
         return True
+
+    def _set_written(self, sequence: int) -> None:
+        """Redis holds the engine's whole set as of `sequence`: it said so, or its heartbeat shows that it is in."""
+        self._written, self._unanswered, self._unanswered_set = sequence, None, None
+        self.republished += 1
 
     def _packed_snapshot(self) -> tuple[int, list[bytes]]:
         """The engine's (sequence, set), in packed parts; at least one, which may be empty."""
@@ -407,6 +424,10 @@ class WorkerAnnouncer:
         self._outage.over()
         self._superseded = False
         self.healthy = True
+
+    @property
+    def _deadline_s(self) -> float:
+        return fleet_deadline_s(self._fleet_workers)
 
     @property
     def _index_ttl_ms(self) -> int:

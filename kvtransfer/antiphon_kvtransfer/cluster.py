@@ -14,7 +14,8 @@ Two safety nets make the mirror equal the workers' true contents again after any
 A set is read page by page, and may change meanwhile. It counts as read at the sequence of its *first* page, so the
 deltas after that are applied to it as they come, also those that a later page showed already. A block that no such
 delta names was there, or not there, all the time, and `SSCAN` tells of it rightly; the others are as the last delta
-says. So with the deltas up to the last page the set is exactly right, and no page has to wait for another.
+says. So with the deltas up to the last page the set is exactly right, and no page has to wait for another. A set that
+is half read when Redis fails to answer is read on from there, if it is the same Redis that comes back.
 
 While Redis is out of reach the mirror freezes: workers and blocks stay as they were last known. A record that
 vanished counts by the rule of `RecordLedger`; the operator's record of a model by that of `ModelLedger`.
@@ -25,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from antiphon_kvtransfer import _scripts
@@ -46,6 +47,7 @@ from antiphon_kvtransfer._redis import (
     Backoff,
     Outage,
     RedisSession,
+    fleet_deadline_s,
     problem,
     session,
 )
@@ -63,6 +65,8 @@ WORKERS_AT_ONCE = 250
 """Looked at by one script."""
 HASHES_AT_ONCE = 4_000
 """Read by one script. Each holds Redis up for about a millisecond."""
+SETS_AT_ONCE = 8
+"""So many small sets are read before events are read again."""
 EVENTS_GAP_S = 0.01
 """Events are read at most so often: a busy fleet's come many at a time, which costs a fraction of one by one."""
 LOOK_GAP_S = 0.1
@@ -112,6 +116,16 @@ class _Page:
     def is_of_one_set_with(self, later: _Page) -> bool:
         """The set was changed by deltas at most, and not replaced, between this page and a later one."""
         return (self.position.incarnation, self.written) == (later.position.incarnation, later.written)
+
+
+@dataclass(slots=True)
+class _HalfRead:
+    """A worker's set, page by page. Lives longer than a session: pages that came are not read again."""
+
+    worker_id: str
+    first: _Page | None = None
+    cursor: bytes = b"0"
+    hashes: dict[BlockHash, None] = field(default_factory=dict)
 
 
 class ClusterMirror:
@@ -179,7 +193,7 @@ class ClusterMirror:
             async with asyncio.TaskGroup() as group:
                 while True:
                     try:
-                        async with session(self._redis) as redis:
+                        async with session(self._redis, backoff) as redis:
                             await self._follow_models(redis, group, backoff)
                     except SESSION_ERRORS as error:
                         if self._outage.is_news(error):
@@ -192,7 +206,7 @@ class ClusterMirror:
 
     async def _follow_models(self, redis: RedisSession, group: asyncio.TaskGroup, backoff: Backoff) -> None:
         while True:
-            names = await redis.script(_scripts.READ_MODELS, (MODELS_KEY,), (), COMMAND_DEADLINE_S)
+            names = await redis.script(_scripts.READ_MODELS, (MODELS_KEY,), (), fleet_deadline_s(len(self._workers)))
             if not self._directory_healthy:
                 _log.info("redis answers url=%s", self._redis)
             self._directory_healthy = True
@@ -253,6 +267,7 @@ class _ModelReader:
         self._cursor: bytes | None = None
         # In the order in which they are loaded.
         self._stale: dict[str, None] = {}
+        self._half_read: _HalfRead | None = None
         self._look_now = False
         self.healthy = False
 
@@ -268,11 +283,15 @@ class _ModelReader:
     def epoch(self) -> int:
         return self._ledger.epoch
 
+    @property
+    def _deadline_s(self) -> float:
+        return fleet_deadline_s(len(self._ledger.records))
+
     async def run(self) -> None:
         backoff = Backoff()
         while True:
             try:
-                async with session(self._redis) as redis:
+                async with session(self._redis, backoff) as redis:
                     await self._follow(redis, backoff)
             except SESSION_ERRORS as error:
                 if self.healthy and self._outage.is_news(error):
@@ -293,8 +312,11 @@ class _ModelReader:
             self._outage.over()
             backoff.succeeded()
             while True:
-                # Loading a fleet takes its time: events and looks must not wait for it.
-                await self._load_one(redis)
+                # Loading a fleet takes its time: events and looks must not wait for it. But small sets are loaded some
+                # at a time, as on a busy machine it is the round trips that take long.
+                room = HASHES_AT_ONCE
+                while self._stale and room > 0:
+                    room -= max(await self._load_one(redis), HASHES_AT_ONCE // SETS_AT_ONCE)
                 gap_s = min(LOOK_GAP_S, self._look_s) if self._look_now else self._look_s
                 left_s = started + gap_s - loop.time()
                 if left_s <= 0:
@@ -330,7 +352,11 @@ class _ModelReader:
             # Another Redis, or one that lost its stream: what we read so far does not continue there.
             self._cursor = look.last_event
             self._stale.update(dict.fromkeys(look.positions))
+            self._half_read = None
         else:
+            if self._half_read is not None:
+                # Before any event is read: those since its first page are to be applied to it.
+                await self._load_one(redis)
             await self._read_up_to(redis, look.last_event)
         self._run_id = look.run_id
 
@@ -353,7 +379,7 @@ class _ModelReader:
                 _scripts.READ_WORKERS,
                 (keys.workers, keys.events, keys.model_record),
                 (keys.record_prefix, keys.index_prefix, WORKERS_AT_ONCE, *others),
-                COMMAND_DEADLINE_S,
+                self._deadline_s,
             )
             rows += page
             others = rest
@@ -417,7 +443,11 @@ class _ModelReader:
 
     async def _read_events(self, redis: RedisSession, *, block_ms: int | None) -> int:
         entries = await redis.read_stream(
-            self._keys.events, self._cursor or b"0-0", count=EVENTS_AT_ONCE, block_ms=block_ms
+            self._keys.events,
+            self._cursor or b"0-0",
+            count=EVENTS_AT_ONCE,
+            block_ms=block_ms,
+            deadline_s=self._deadline_s,
         )
         for entry_id, fields in entries:
             self._cursor = entry_id
@@ -462,46 +492,49 @@ class _ModelReader:
 
     # -- sets
 
-    async def _load_one(self, redis: RedisSession) -> None:
-        """Load the first of the sets that are not known to be right, if there is one.
+    async def _load_one(self, redis: RedisSession) -> int:
+        """Load the first of the sets that are not known to be right, if there is one; returns how many hashes came.
 
         A worker leaves the list when its set was looked at; one whose set was replaced meanwhile goes to its end.
         """
-        worker_id = next(iter(self._stale), None)
-        if worker_id is None:
-            return
-        first: _Page | None = None
-        hashes: dict[BlockHash, None] = {}
-        cursor = b"0"
+        reading = self._half_read
+        if reading is None:
+            worker_id = next(iter(self._stale), None)
+            if worker_id is None:
+                return 0
+            reading = self._half_read = _HalfRead(worker_id)
+        worker_id = reading.worker_id
         while True:
-            page = await self._read_page(redis, worker_id, cursor)
-            first = first or page
+            page = await self._read_page(redis, worker_id, reading.cursor)
+            first = reading.first = reading.first or page
             if page is None or first is None or not first.is_of_one_set_with(page):
                 break
-            hashes.update(dict.fromkeys(page.hashes))
-            cursor = page.next_cursor
-            if cursor == b"0":
+            reading.hashes.update(dict.fromkeys(page.hashes))
+            reading.cursor = page.next_cursor
+            if reading.cursor == b"0":
                 break
+        self._half_read = None
         del self._stale[worker_id]
         record = self._ledger.records.get(worker_id)
         if page is None or first is None or record is None:
             # Not written (yet, or any more): writing it makes an event. What was known stays, as a hint.
-            return
+            return 0
         if not first.is_of_one_set_with(page):
             self._stale[worker_id] = None
-            return
+            return len(reading.hashes)
         if first.position.incarnation != record.incarnation:
             # The record of that incarnation is on its way, or was: the next look knows.
-            return
-        self._blocks.load(self._model, worker_id, first.position, tuple(hashes))
+            return len(reading.hashes)
+        self._blocks.load(self._model, worker_id, first.position, tuple(reading.hashes))
         self._counters.reloads += 1
+        return len(reading.hashes)
 
     async def _read_page(self, redis: RedisSession, worker_id: str, cursor: bytes) -> _Page | None:
         reply = await redis.script(
             _scripts.READ_PAGE,
             (self._keys.index(worker_id), self._keys.blocks(worker_id)),
             (cursor, HASHES_AT_ONCE),
-            COMMAND_DEADLINE_S,
+            self._deadline_s,
         )
         if not reply:
             return None
@@ -511,4 +544,6 @@ class _ModelReader:
     def _void(self, worker_id: str) -> None:
         """Whatever spoke of that incarnation is void."""
         self._stale.pop(worker_id, None)
+        if self._half_read is not None and self._half_read.worker_id == worker_id:
+            self._half_read = None
         self._blocks.forget(self._model, worker_id)

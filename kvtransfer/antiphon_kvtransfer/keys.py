@@ -7,6 +7,9 @@
     antiphon:{MODEL}:blocks:WORKER        set: 16-byte block hashes
     antiphon:{MODEL}:blocks:WORKER:TOKEN  set: a part of WORKER's next set, for seconds
     antiphon:{MODEL}:model                string: the operator's record of the model (JSON), with its time to live
+    antiphon:{MODEL}:news                 hash: gateway id -> its news for scaling (JSON), with a time to live
+    antiphon:{MODEL}:scaling              string: what the autoscaler remembers (JSON), with a time to live
+    antiphon:{MODEL}:decisions            stream: the autoscaler's decisions with their inputs, the newest ones
     antiphon:{MODEL}:events               stream: deltas, republished sets, records, withdrawals
 
 MODEL is the model's name, percent-encoded (so braces in a name cannot move the hash tag). Every key has a time to
@@ -39,6 +42,21 @@ class ModelKeys:
     def model_record(self) -> str:
         """Written by the operator only; see `model_record`."""
         return f"{self._prefix}:model"
+
+    @property
+    def news(self) -> str:
+        """Written by gateways; see `antiphon_policy.scaling.news`."""
+        return f"{self._prefix}:news"
+
+    @property
+    def scaling(self) -> str:
+        """Written by whoever scales the model: the operator, or the supervisor of a laptop."""
+        return f"{self._prefix}:scaling"
+
+    @property
+    def decisions(self) -> str:
+        """As `scaling`."""
+        return f"{self._prefix}:decisions"
 
     @property
     def events(self) -> str:

@@ -1,10 +1,10 @@
 """The reader's side: links to peers, and pulls of KV blocks over them.
 
-`PeerLinks` is one per worker process. It owns the transports, one `PeerLink` per peer, and every task and channel of
+`PeerLinks` is one per worker process. It owns the data plane, one `PeerLink` per peer, and every task and channel of
 theirs. A link is wired up in the background, before the first request needs it: fetch the peer's card, check that its
-blocks are like ours, connect the best transport that both sides have, measure it, open the `Pin` call. From then on
-both ends send heartbeats on that call; when nothing has come for `lost_after_ms` the link is broken, all its pulls
-fail, and it is wired up again with back-off for as long as the peer is wanted.
+blocks are like ours, connect each of our ranks to those of the peer's whose layers and heads it shares, measure, open
+the `Pin` call. From then on both ends send heartbeats on that call; when nothing has come for `lost_after_ms` the link
+is broken, all its pulls fail, and it is wired up again with back-off for as long as the peer is wanted.
 
 The one idea of a pull: *pin, read, confirm*. Reads are one-sided, so nothing on the wire says that the holder still
 meant those blocks while they were read. Only the holder's word, given after the read had completed, that the pin stood
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -27,9 +26,9 @@ from antiphon_proto import worker_pb2
 
 from antiphon_kvtransfer._session import LinkError, LocalEnd, PeerAddress, PeerLeft, Session, wire_up
 from antiphon_kvtransfer.cards import LocalWorker
+from antiphon_kvtransfer.data_plane import DataPlane
 from antiphon_kvtransfer.identity import BlockHash
 from antiphon_kvtransfer.pins import MAX_HASHES_PER_PIN, BlockKeeper, KvBlocksService
-from antiphon_kvtransfer.transport import Transport, TransportUnavailable
 
 __all__ = ["BlockKeeper", "LinkError", "LinkStatus", "LocalWorker", "PeerAddress", "PeerLink", "PeerLinks"]
 
@@ -53,40 +52,25 @@ class LinkStatus:
 
 
 class PeerLinks:
-    """All links of one worker. `transports`: best first; those that cannot run on this host are dropped by `start`."""
+    """All links of one worker. Owns the `plane`: starts it, and closes it."""
 
     def __init__(
         self,
         local: LocalWorker,
-        transports: Sequence[Transport],
+        plane: DataPlane,
         keeper: BlockKeeper,
         *,
         heartbeat_ms: int = 500,
         lost_after_ms: int = 1500,
     ) -> None:
-        self._offered = tuple(transports)
-        self._end = LocalEnd(local, keeper, heartbeat_ms, lost_after_ms, self._offered[0].name, (), ())
+        self._end = LocalEnd(local, plane, keeper, heartbeat_ms, lost_after_ms)
         self._links: dict[str, PeerLink] = {}
         self._running: set[asyncio.Task[None]] = set()
-        self._service = KvBlocksService(
-            local, lambda: self._end.transports, keeper, heartbeat_ms=heartbeat_ms, lost_after_ms=lost_after_ms
-        )
+        self._service = KvBlocksService(local, plane, keeper, heartbeat_ms=heartbeat_ms, lost_after_ms=lost_after_ms)
 
     async def start(self) -> None:
-        """Start the transports. Raises TransportUnavailable if none can run."""
-        for transport in self._offered:
-            end = self._end
-            try:
-                await transport.start()
-            except TransportUnavailable as error:
-                _log.warning("transport %s is not used: %s", transport.name, error)
-                dropped = (*end.unavailable, (transport.name, str(error)))
-                self._end = dataclasses.replace(end, unavailable=dropped)
-            else:
-                self._end = dataclasses.replace(end, transports=(*end.transports, transport))
-        if not self._end.transports:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._end.unavailable)
-            raise TransportUnavailable(f"no KV transport can run here ({reasons}); offer tcp")
+        """Start the data plane. Raises TransportUnavailable if no transport can run."""
+        await self._end.plane.start()
 
     @property
     def held_blocks(self) -> int:
@@ -124,8 +108,7 @@ class PeerLinks:
         if self._running:
             await asyncio.wait(set(self._running))
         self._links.clear()
-        for transport in self._end.transports:
-            await transport.close()
+        await self._end.plane.close()
 
     def _get(self, peer: PeerAddress) -> PeerLink:
         known = self._links.get(peer.worker_id)
@@ -208,10 +191,11 @@ class PeerLink:
 
     def status(self) -> LinkStatus:
         session = self._session
-        if session is None:
-            return LinkStatus(self.peer.worker_id, "", 0.0, False, self._problem)
+        problem = self._problem if session is None else self._end.plane.problem
+        if session is None or problem:
+            return LinkStatus(self.peer.worker_id, "", 0.0, False, problem)
         wire = session.wire
-        return LinkStatus(self.peer.worker_id, wire.transport.name, wire.gigabytes_per_s, True, wire.detail)
+        return LinkStatus(self.peer.worker_id, wire.transport, wire.gigabytes_per_s, True, wire.detail)
 
     def want(self, wanted: bool) -> None:
         self._wanted = wanted
@@ -279,7 +263,7 @@ class PeerLink:
             _log.info(
                 "link to worker %s is up: %s, %.2f GB/s%s",
                 self.peer.worker_id,
-                wire.transport.name,
+                wire.transport,
                 wire.gigabytes_per_s,
                 f" ({wire.detail})" if wire.detail else "",
             )

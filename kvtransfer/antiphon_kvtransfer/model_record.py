@@ -37,6 +37,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     draining: tuple[str, ...] = ()
     """Worker ids that get no new requests. A replica's id is never used again, so this covers all its incarnations."""
     ttft_p95_ms: float | None = None
+    ttft_per_thousand_tokens_ms: float = 0.0
+    """Added to the TTFT promise for each thousand prompt tokens that have to be computed."""
     tpot_p95_ms: float | None = None
     max_context_tokens: int = 0
     """0: what the model allows."""
@@ -52,6 +54,12 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     """When the Model was made; 0: not said. Of two records with one name the older keeps it."""
     ttl_ms: int = 60_000
     """For how long one write is good."""
+
+    def ttft_limit_ms(self, uncached_tokens: float) -> float | None:
+        """What a request is promised of which so many prompt tokens have to be computed; None: nothing."""
+        if self.ttft_p95_ms is None:
+            return None
+        return self.ttft_p95_ms + self.ttft_per_thousand_tokens_ms * uncached_tokens / 1e3
 
 
 class ModelLedger:

@@ -22,8 +22,8 @@ import grpc.aio
 from antiphon_proto import worker_pb2, worker_pb2_grpc
 
 from antiphon_kvtransfer.cards import LocalWorker, build_card
+from antiphon_kvtransfer.data_plane import DataPlane
 from antiphon_kvtransfer.identity import HASH_BYTES, BlockHash
-from antiphon_kvtransfer.transport import Transport
 
 _log = logging.getLogger("antiphon.kvtransfer.pins")
 
@@ -114,23 +114,25 @@ class PinTable:
 
 
 class KvBlocksService(worker_pb2_grpc.KvBlocksServicer):
-    """Answers readers. `transports` gives those that are started; pins lapse after `lost_after_ms` of silence."""
+    """Answers readers. Pins lapse after `lost_after_ms` of silence."""
 
     def __init__(
         self,
         local: LocalWorker,
-        transports: Callable[[], Sequence[Transport]],
+        plane: DataPlane,
         keeper: BlockKeeper,
         *,
         heartbeat_ms: int = 500,
         lost_after_ms: int = 1500,
     ) -> None:
         self._local = local
-        self._transports = transports
+        self._plane = plane
         self._keeper = keeper
         self._heartbeat_s = heartbeat_ms / 1000
         self._ttl_ms = lost_after_ms
         self._calls: set[_PinCall] = set()
+        self._used = asyncio.Event()
+        """Somebody pinned blocks or let go of some."""
 
     @property
     def held_blocks(self) -> int:
@@ -140,12 +142,12 @@ class KvBlocksService(worker_pb2_grpc.KvBlocksServicer):
     async def GetTransportCard(  # noqa: N802 - the name is the protocol's
         self, request: worker_pb2.TransportCardRequest, context: _Context
     ) -> worker_pb2.TransportCard:
-        return build_card(self._local, self._transports())
+        return build_card(self._local, self._plane.ranks)
 
     async def Pin(  # type: ignore[override]  # noqa: N802 - the protocol's name; grpc also takes a coroutine
         self, request_iterator: AsyncIterator[worker_pb2.PinUp], context: _Context
     ) -> None:
-        call = _PinCall(self._local, self._keeper, self._heartbeat_s, self._ttl_ms)
+        call = _PinCall(self._local, self._keeper, self._heartbeat_s, self._ttl_ms, self._used.set)
         self._calls.add(call)
         try:
             # By themselves: grpc cannot end a call whose first message, with them inside, is still being written.
@@ -153,6 +155,17 @@ class KvBlocksService(worker_pb2_grpc.KvBlocksServicer):
             await call.serve(request_iterator, context)
         finally:
             self._calls.discard(call)
+
+    async def until_unread(self, quiet_s: float) -> None:
+        """Return once no block is pinned and none was for `quiet_s`, from now on. The caller sets the deadline."""
+        while True:
+            self._used.clear()
+            try:
+                async with asyncio.timeout(quiet_s):
+                    await self._used.wait()
+            except TimeoutError:
+                if not self.held_blocks:
+                    return
 
     def close(self) -> None:
         """End all calls; their pins are released."""
@@ -166,8 +179,12 @@ _Context = grpc.aio.ServicerContext[worker_pb2.PinUp, worker_pb2.PinDown]
 class _PinCall:
     """One open call: a task reads, a task writes, and the handler watches the time."""
 
-    def __init__(self, local: LocalWorker, keeper: BlockKeeper, heartbeat_s: float, ttl_ms: int) -> None:
+    def __init__(
+        self, local: LocalWorker, keeper: BlockKeeper, heartbeat_s: float, ttl_ms: int, used: Callable[[], None]
+    ) -> None:
+        """`used`: to be called with each pin and each end of one."""
         self._local = local
+        self._used = used
         self._heartbeat_s = heartbeat_s
         self._ttl_ms = ttl_ms
         self._reader = "?"
@@ -223,6 +240,8 @@ class _PinCall:
             self._take(message, kind)
 
     def _take(self, message: worker_pb2.PinUp, kind: str | None) -> None:
+        if kind in ("pin", "confirm", "release"):
+            self._used()
         if kind == "hello":
             self._reader = message.hello.reader_worker_id
             if message.hello.incarnation != self._local.incarnation:

@@ -110,6 +110,11 @@ def redis_secret_name(model: str) -> str:
     return f"{model}-redis"
 
 
+def ray_secret_name(model: str) -> str:
+    """Of the token by which the pods of the Model's gangs know each other."""
+    return f"{model}-ray"
+
+
 def network_policy_name(model: str) -> str:
     return f"{model}-workers"
 

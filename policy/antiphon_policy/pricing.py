@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from antiphon_policy.latency import transfer_ms
 from antiphon_policy.route_records import CostParts, RouteOption, RouteRequest, WorkerRole, WorkerView, Workload
@@ -30,18 +31,22 @@ Holder = tuple[WorkerView, int]
 """(worker, leading blocks of the request's chain that it holds)"""
 
 
-class _Decoding(NamedTuple):
+class _Decoding(msgspec.Struct, frozen=True, gc=False):
     """One worker as D, whoever is P."""
 
     held: int
+    queue_ms: float
+    """Of the prompts that it computes itself."""
     join_ms: float
+    bare_tpot_ms: float
+    """Without those prompts."""
     tpot_ms: float
     stream_ms: float
     delay_ms: float
     recompute_ms: float
 
 
-class _Prefilling(NamedTuple):
+class _Prefilling(msgspec.Struct, frozen=True, gc=False):
     """One worker as P, whoever is D."""
 
     blocks: int
@@ -140,10 +145,10 @@ class Prices:
             + (worker.kv_tokens + self.decode_context) * (step.per_token_context_ms + step.per_kv_token_ms)
         )
 
-    def stream_ms(self, worker: WorkerView) -> float:
+    def stream_ms(self, tpot_ms: float) -> float:
         """Its tokens after the second. Without this term a worker with few long answers looks as good as one with few
         short ones."""
-        return self.stream_share * max(0.0, self.output_tokens - 2.0) * self.tpot_ms(worker)
+        return self.stream_share * max(0.0, self.output_tokens - 2.0) * tpot_ms
 
     def decode_delay_ms(self, worker: WorkerView) -> float:
         """Every further step of every running request gets longer by this request's share."""
@@ -201,7 +206,7 @@ class Prices:
         _, blocks, pull_ms = peers[0] if peers else (worker, cached, 0.0)
         compute_ms = self.compute_ms(worker, blocks)
         parts = CostParts(
-            queue_ms=self.queue_ms(worker),
+            queue_ms=decoding.queue_ms,
             pull_ms=pull_ms,
             compute_ms=compute_ms,
             transfer_ms=0.0,
@@ -210,8 +215,7 @@ class Prices:
             delay_ms=self.prefill_delay_ms(worker, compute_ms) + decoding.delay_ms,
             recompute_ms=decoding.recompute_ms,
         )
-        tpot_ms = self.tpot_ms(worker)
-        worst_tpot_ms = tpot_ms
+        tpot_ms = worst_tpot_ms = decoding.bare_tpot_ms
         if worker.running:
             worst_tpot_ms += self.beside_prompts_ms(worker, parts.queue_ms + compute_ms)
         return RouteOption(worker.worker_id, None, parts, tpot_ms, self._keeps(parts.ttft_ms, worst_tpot_ms))
@@ -260,11 +264,14 @@ class Prices:
         known = self._decoding_of.get(worker.worker_id)
         if known is None:
             held = self.cached(held)
+            queue_ms, tpot_ms = self.queue_ms(worker), self.tpot_ms(worker)
             known = self._decoding_of[worker.worker_id] = _Decoding(
                 held,
+                queue_ms,
                 self.join_ms(worker),
-                self.tpot_ms(worker) + self.beside_prompts_ms(worker, self.queue_ms(worker)),
-                self.stream_ms(worker),
+                tpot_ms,
+                tpot_ms + self.beside_prompts_ms(worker, queue_ms),
+                self.stream_ms(tpot_ms),
                 self.decode_delay_ms(worker),
                 self.recompute_ms(worker, self.all_blocks - held),
             )

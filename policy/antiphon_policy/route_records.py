@@ -1,10 +1,16 @@
-"""What a routing decision is made from, and what it says. Plain frozen records; times in milliseconds."""
+"""What a routing decision is made from, and what it says. Plain frozen records; times in milliseconds.
+
+Those that every decision makes many of are msgspec's: a frozen dataclass of nine fields takes 3 us to make, and such a
+struct a tenth of one.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from antiphon_policy.latency import CHUNK_TOKENS, StepModel
 
@@ -41,8 +47,7 @@ class WorkerView:
     """Prompt tokens in one of its steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(msgspec.Struct, frozen=True, gc=False):
     """What the requests of late were like, as the caller measured it: means that fade. It is what makes `delay` and
     `recompute` figures instead of weights."""
 
@@ -78,7 +83,7 @@ class RoutingSnapshot:
     workers: tuple[WorkerView, ...]
     link_gigabytes_per_s: Mapping[tuple[str, str], float]
     """(reader, holder) -> measured speed. A missing or 0 entry: not measured."""
-    workload: Workload = Workload()
+    workload: Workload = field(default_factory=Workload)
 
 
 class RouteReason(enum.Enum):
@@ -107,8 +112,7 @@ class NoWorker(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class CostParts:
+class CostParts(msgspec.Struct, frozen=True, gc=False):
     """The terms of the formula of `antiphon_policy.routing`, in milliseconds."""
 
     queue_ms: float
@@ -130,8 +134,7 @@ class CostParts:
         return self.ttft_ms + self.transfer_ms + self.join_ms + self.stream_ms + self.delay_ms + self.recompute_ms
 
 
-@dataclass(frozen=True, slots=True)
-class RouteOption:
+class RouteOption(msgspec.Struct, frozen=True, gc=False):
     """One priced pair. `prefill` None: on the decode worker."""
 
     decode: str
@@ -147,8 +150,7 @@ class RouteOption:
         return self.cost.total_ms
 
 
-@dataclass(frozen=True, slots=True)
-class RouteDecision:
+class RouteDecision(msgspec.Struct, frozen=True, gc=False):
     decode: str
     prefill: str | None
     """None: prefill on the decode worker."""

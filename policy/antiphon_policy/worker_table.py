@@ -53,6 +53,8 @@ class WorkerTable:
         self._views: list[WorkerView] = []
         self._slots: dict[str, int] = {}
         self._figures: Floats = np.zeros((ROWS, 16))
+        self._stale: set[int] = set()
+        """Slots whose figures are not yet those of their view: only narrowing needs them (3 us a worker)."""
         self._prefills: set[int] = set()
         self._decodes: set[int] = set()
         """Slots of those that may."""
@@ -92,7 +94,7 @@ class WorkerTable:
             self._draining -= self._views[slot].draining
             self._views[slot] = view
         self._draining += view.draining
-        self._figures[:, slot] = figures_of(view)
+        self._stale.add(slot)
         self._place(slot, view)
 
     def remove(self, worker_id: str) -> None:
@@ -105,8 +107,9 @@ class WorkerTable:
         if last.worker_id != worker_id:
             self._views[slot] = last
             self._slots[last.worker_id] = slot
-            self._figures[:, slot] = self._figures[:, len(self._views)]
+            self._stale.add(slot)
             self._place(slot, last)
+        self._stale.discard(len(self._views))
         self._prefills.discard(len(self._views))
         self._decodes.discard(len(self._views))
 
@@ -227,6 +230,9 @@ class WorkerTable:
         # From other digits than those that pick among near ties.
         start = int(tie_break * 7919.0 % 1.0 * count)
         hinted = None if request.hint is None else self._hinted(request.hint, prefills, decodes)
+        for slot in self._stale:
+            self._figures[:, slot] = figures_of(self._views[slot])
+        self._stale.clear()
         figures = self._figures[:, :count]
         return narrow(figures, prefills, decodes, cached, holders, prices, request, start, hinted)
 
@@ -246,6 +252,8 @@ class WorkerTable:
 
     def _holders(self, leading: Mapping[str, int], excluded: Collection[str]) -> list[Holder]:
         """Those who hold most, as far as they may be read from."""
+        if not leading:
+            return []
         best = heapq.nlargest(PREFIX_PEERS + 1 + len(excluded), leading.items(), key=_blocks_of)
         return [
             (view, blocks)

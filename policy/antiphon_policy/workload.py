@@ -21,6 +21,11 @@ class WorkloadMeter:
         self._output_tokens = known.output_tokens
         self._short_output_tokens = known.short_output_tokens
 
+    @property
+    def uncached_tokens(self) -> float:
+        """Prompt tokens of a request that had to be computed, on the average."""
+        return self._uncached_tokens
+
     def started(self, uncached_tokens: int) -> None:
         """A request was given to workers, that many of its prompt tokens to be computed."""
         self._uncached_tokens += (uncached_tokens - self._uncached_tokens) / MEAN_OF

@@ -49,6 +49,7 @@ class PrefillRun:
         self._held = False
         self._span = _tracer.start_span("prefill", context=extract(start.traceparent))
         self._announced_blocks = 0
+        self._given_back = False
         self.complete = False
         """Whether the whole prompt was computed."""
 
@@ -105,10 +106,18 @@ class PrefillRun:
             span.end()
         return ending
 
+    def give_back(self, why: str) -> None:
+        """The rest of the prompt is to be computed elsewhere. Nothing, if there is no rest. Idempotent."""
+        if not self.complete and not self._given_back:
+            self._given_back = True
+            self._outgoing.put_nowait(wire.RunDown(failed=wire.RunFailed(message=why)))
+
     # -- down
 
     def _on_progress(self, progress: PrefillProgress) -> None:
         """On the event loop, with each step that advanced the prompt."""
+        if self._given_back:
+            return
         if progress.error:
             self._outgoing.put_nowait(wire.RunDown(failed=wire.RunFailed(message=progress.error)))
             return

@@ -26,6 +26,8 @@ class PrefillService(WorkerService, PrefillServicer):
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._runs: set[asyncio.Task[object]] = set()
+        self._served: set[PrefillRun] = set()
+        """Of these, what the engine has taken."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -67,6 +69,7 @@ class PrefillService(WorkerService, PrefillServicer):
             self._context.metrics.requests.labels("prefill", "refused").inc()
             await stream.write(_refused(wire_refusal(refused.reason), str(refused)))
             return
+        self._served.add(run)
         try:
             ending = await run.serve()
             log.debug("run %s ended: %s", first.start.request_id, ending)
@@ -74,6 +77,7 @@ class PrefillService(WorkerService, PrefillServicer):
             stream.set_code(grpc.StatusCode.ABORTED)
             stream.set_details(ending)
         finally:
+            self._served.discard(run)
             self._context.metrics.requests.labels("prefill", "complete" if run.complete else "cancelled").inc()
 
     def _refusal(self, start: wire.RunStart) -> wire.RunDown | None:
@@ -83,7 +87,7 @@ class PrefillService(WorkerService, PrefillServicer):
                 wire.RefusalReason.REFUSAL_WRONG_ROLE,
                 f"{identity.worker_id} is incarnation {identity.incarnation}, not {start.incarnation}",
             )
-        if not identity.prefills:
+        if not self._context.role.prefills:
             return _refused(wire.RefusalReason.REFUSAL_WRONG_ROLE, f"{identity.worker_id} is a decode worker")
         if self._context.drain.on:
             return _refused(wire.RefusalReason.REFUSAL_DRAINING, f"{identity.worker_id} is draining")
@@ -96,6 +100,11 @@ class PrefillService(WorkerService, PrefillServicer):
     async def drained(self) -> None:
         await self._idle.wait()
 
+    def give_back(self, why: str) -> None:
+        """Prompts that are not finished. What is finished stays to be pulled."""
+        for run in self._served:
+            run.give_back(why)
+
     def break_off(self, reason: str) -> None:
         """Callers hear it by the end of their calls, which the server's stop ends."""
 
@@ -104,7 +113,8 @@ class PrefillService(WorkerService, PrefillServicer):
         return len(self._runs)
 
     def status(self) -> Mapping[str, object]:
-        return {"prefill_runs": len(self._runs)}
+        runs = len(self._runs)
+        return {"prefill_runs": runs, "leaving_runs": 0 if self._context.role.prefills else runs}
 
     async def close(self) -> None:
         """The server's stop has ended all calls; wait for their clean-up."""

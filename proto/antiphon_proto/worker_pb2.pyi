@@ -42,6 +42,39 @@ ROLE_DECODE: Role.ValueType  # 2
 ROLE_BOTH: Role.ValueType  # 3
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _GrammarKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAMMAR_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    GRAMMAR_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    """text: a JSON schema"""
+    GRAMMAR_JSON_OBJECT: _GrammarKind.ValueType  # 2
+    """no text: any JSON object"""
+    GRAMMAR_REGEX: _GrammarKind.ValueType  # 3
+    """text: a regular expression for the whole output"""
+    GRAMMAR_CHOICE: _GrammarKind.ValueType  # 4
+    """text: a JSON list of strings, of which the output is one"""
+    GRAMMAR_LARK: _GrammarKind.ValueType  # 5
+    """text: a grammar as llguidance reads it, with `%json {...}` for schemas within"""
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper): ...
+
+GRAMMAR_UNSPECIFIED: GrammarKind.ValueType  # 0
+GRAMMAR_JSON_SCHEMA: GrammarKind.ValueType  # 1
+"""text: a JSON schema"""
+GRAMMAR_JSON_OBJECT: GrammarKind.ValueType  # 2
+"""no text: any JSON object"""
+GRAMMAR_REGEX: GrammarKind.ValueType  # 3
+"""text: a regular expression for the whole output"""
+GRAMMAR_CHOICE: GrammarKind.ValueType  # 4
+"""text: a JSON list of strings, of which the output is one"""
+GRAMMAR_LARK: GrammarKind.ValueType  # 5
+"""text: a grammar as llguidance reads it, with `%json {...}` for schemas within"""
+Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
+
 class _RefusalReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -56,7 +89,7 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_INVALID: _RefusalReason.ValueType  # 3
     """no worker will take it: tell the client"""
     REFUSAL_WRONG_ROLE: _RefusalReason.ValueType  # 4
-    """the role changed; the mirror is behind"""
+    """the role changed: to gateways that was said before this"""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
 
@@ -68,7 +101,7 @@ REFUSAL_DRAINING: RefusalReason.ValueType  # 2
 REFUSAL_INVALID: RefusalReason.ValueType  # 3
 """no worker will take it: tell the client"""
 REFUSAL_WRONG_ROLE: RefusalReason.ValueType  # 4
-"""the role changed; the mirror is behind"""
+"""the role changed: to gateways that was said before this"""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 class _Finish:
@@ -83,6 +116,8 @@ class _FinishEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Finish.ValueTy
     FINISH_CANCELLED: _Finish.ValueType  # 3
     FINISH_ERROR: _Finish.ValueType  # 4
     """see `error`; retryable if no token was sent"""
+    FINISH_MOVED: _Finish.ValueType  # 5
+    """given back, whole so far, by a worker that ends or changes: `error` says why. Its"""
 
 class Finish(_Finish, metaclass=_FinishEnumTypeWrapper): ...
 
@@ -92,6 +127,8 @@ FINISH_LENGTH: Finish.ValueType  # 2
 FINISH_CANCELLED: Finish.ValueType  # 3
 FINISH_ERROR: Finish.ValueType  # 4
 """see `error`; retryable if no token was sent"""
+FINISH_MOVED: Finish.ValueType  # 5
+"""given back, whole so far, by a worker that ends or changes: `error` says why. Its"""
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
@@ -184,6 +221,56 @@ class ModelCard(_message.Message):
 Global___ModelCard: _TypeAlias = ModelCard  # noqa: Y015
 
 @_typing.final
+class SetRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    EXPECTED_ROLE_VERSION_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    role: Global___Role.ValueType
+    """prefill or decode"""
+    expected_role_version: _builtins.int
+    """that the change is made from; 0: whatever it is"""
+    incarnation: _builtins.str
+    """that is meant; empty: whichever answers"""
+    def __init__(
+        self,
+        *,
+        role: Global___Role.ValueType = ...,
+        expected_role_version: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_role_version", b"expected_role_version", "incarnation", b"incarnation", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleRequest: _TypeAlias = SetRoleRequest  # noqa: Y015
+
+@_typing.final
+class SetRoleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    ROLE_VERSION_FIELD_NUMBER: _builtins.int
+    role: Global___Role.ValueType
+    role_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        role: Global___Role.ValueType = ...,
+        role_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role", "role_version", b"role_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRoleReply: _TypeAlias = SetRoleReply  # noqa: Y015
+
+@_typing.final
 class GatewayMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -192,6 +279,7 @@ class GatewayMessage(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    KEPT_BACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first message"""
@@ -204,6 +292,10 @@ class GatewayMessage(_message.Message):
     def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
     def peers(self) -> Global___Peers: ...
+    @_builtins.property
+    def kept_back(self) -> Global___KeptBack:
+        """whenever the worker should know; replaces what was said before"""
+
     def __init__(
         self,
         *,
@@ -212,12 +304,13 @@ class GatewayMessage(_message.Message):
         cancel: Global___Cancel | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         peers: Global___Peers | None = ...,
+        kept_back: Global___KeptBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "peers", b"peers", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "kept_back", b"kept_back", "kind", b"kind", "peers", b"peers", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "peers", b"peers", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "heartbeat", b"heartbeat", "hello", b"hello", "kept_back", b"kept_back", "kind", b"kind", "peers", b"peers", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "heartbeat", "peers"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "heartbeat", "peers", "kept_back"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -419,6 +512,7 @@ class Submit(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     PREFIX_PEERS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    HELD_LOGPROBS_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
     """chosen by the gateway, unique on this stream"""
     request_id: _builtins.str
@@ -443,6 +537,10 @@ class Submit(_message.Message):
     def prefix_peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixPeer]:
         """who holds more of this prefix, best first"""
 
+    @_builtins.property
+    def held_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """of the last output ids: their text was held back so far"""
+
     def __init__(
         self,
         *,
@@ -455,10 +553,11 @@ class Submit(_message.Message):
         prefill: _abc.Iterable[Global___Peer] | None = ...,
         prefix_peers: _abc.Iterable[Global___PrefixPeer] | None = ...,
         traceparent: _builtins.str = ...,
+        held_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "output_token_ids", b"output_token_ids", "prefill", b"prefill", "prefix_peers", b"prefix_peers", "prompt_token_ids", b"prompt_token_ids", "ref", b"ref", "request_id", b"request_id", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "held_logprobs", b"held_logprobs", "output_token_ids", b"output_token_ids", "prefill", b"prefill", "prefix_peers", b"prefix_peers", "prompt_token_ids", b"prompt_token_ids", "ref", b"ref", "request_id", b"request_id", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -530,6 +629,8 @@ class Sampling(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_TEXT_FIELD_NUMBER: _builtins.int
+    KEPT_SPECIAL_IDS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0: greedy"""
     top_p: _builtins.float
@@ -557,6 +658,14 @@ class Sampling(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def kept_special_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """special tokens that have text also where the others are skipped"""
+
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """what the output has to keep to; absent: anything"""
+
     def __init__(
         self,
         *,
@@ -578,16 +687,65 @@ class Sampling(_message.Message):
         ignore_eos: _builtins.bool = ...,
         skip_special_tokens: _builtins.bool = ...,
         include_stop_text: _builtins.bool = ...,
+        kept_special_ids: _abc.Iterable[_builtins.int] | None = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_logprobs", b"_logprobs", "grammar", b"grammar", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop_text", b"include_stop_text", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_logprobs", b"_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_text", b"include_stop_text", "kept_special_ids", b"kept_special_ids", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
+    _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar) -> _WhichOneofReturnType__grammar | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What an output has to keep to. The masked tokens cannot be sampled; EOS can where the grammar may end, and must where
+    nothing else may follow. The gateway has compiled it: workers are given none that does not compile.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    AFTER_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OPENING_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    kind: Global___GrammarKind.ValueType
+    text: _builtins.str
+    opening_token_id: _builtins.int
+    """With after_token_ids: the output may begin with this id, and then the above holds. Where it begins with another,
+    there is no reasoning, and the grammar begins at once. Absent: the prompt has begun the reasoning.
+    """
+    @_builtins.property
+    def after_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Output ids, in this order, after which it begins: the end of reasoning. Before, all but EOS is free. Empty: it
+        begins at once.
+        """
+
+    def __init__(
+        self,
+        *,
+        kind: Global___GrammarKind.ValueType = ...,
+        text: _builtins.str = ...,
+        after_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        opening_token_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_opening_token_id", b"_opening_token_id", "opening_token_id", b"opening_token_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_opening_token_id", b"_opening_token_id", "after_token_ids", b"after_token_ids", "kind", b"kind", "opening_token_id", b"opening_token_id", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__opening_token_id: _TypeAlias = _typing.Literal["opening_token_id"]  # noqa: Y015
+    _WhichOneofArgType__opening_token_id: _TypeAlias = _typing.Literal["_opening_token_id", b"_opening_token_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__opening_token_id) -> _WhichOneofReturnType__opening_token_id | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
@@ -690,6 +848,7 @@ class RequestStep(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
+    HELD_LOGPROBS_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
     text: _builtins.str
     """safe to send: no partial character, no partial stop string"""
@@ -710,6 +869,12 @@ class RequestStep(_message.Message):
     def usage(self) -> Global___Usage:
         """with the first and with the last step"""
 
+    @_builtins.property
+    def held_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """Of this step's tokens whose text is held back. They come again in `logprobs`, with their text; whoever goes on with
+        the answer elsewhere gives them to the next worker.
+        """
+
     def __init__(
         self,
         *,
@@ -721,10 +886,11 @@ class RequestStep(_message.Message):
         error: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         stop_reason: _builtins.str = ...,
+        held_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish", b"finish", "logprobs", b"logprobs", "ref", b"ref", "stop_reason", b"stop_reason", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish", b"finish", "held_logprobs", b"held_logprobs", "logprobs", b"logprobs", "ref", b"ref", "stop_reason", b"stop_reason", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -810,6 +976,10 @@ class QueueState(_message.Message):
     HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     EMPTY_BLOCKS_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    KEPT_BACK_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_tokens: _builtins.int
@@ -827,10 +997,20 @@ class QueueState(_message.Message):
     """tokens in one step at most; 0: not said"""
     empty_blocks: _builtins.int
     """hold nothing and are promised to nobody: can be stored in without evicting"""
+    gateways: _builtins.int
+    """attached to the worker now; 0: not said"""
+    role: Global___Role.ValueType
+    """as of role_version; unspecified: as the welcome said"""
+    max_sequences: _builtins.int
+    """requests in one step at most; 0: not said"""
     @_builtins.property
     def step_model(self) -> Global___StepCoefficients: ...
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkState]: ...
+    @_builtins.property
+    def kept_back(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptBack]:
+        """by the attached gateways that said so"""
+
     def __init__(
         self,
         *,
@@ -847,14 +1027,67 @@ class QueueState(_message.Message):
         held_blocks: _builtins.int = ...,
         chunk_tokens: _builtins.int = ...,
         empty_blocks: _builtins.int = ...,
+        gateways: _builtins.int = ...,
+        kept_back: _abc.Iterable[Global___KeptBack] | None = ...,
+        role: Global___Role.ValueType = ...,
+        max_sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_model", b"step_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "draining", b"draining", "empty_blocks", b"empty_blocks", "free_blocks", b"free_blocks", "held_blocks", b"held_blocks", "kv_tokens", b"kv_tokens", "links", b"links", "role_version", b"role_version", "running", b"running", "step_model", b"step_model", "total_blocks", b"total_blocks", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "draining", b"draining", "empty_blocks", b"empty_blocks", "free_blocks", b"free_blocks", "gateways", b"gateways", "held_blocks", b"held_blocks", "kept_back", b"kept_back", "kv_tokens", b"kv_tokens", "links", b"links", "max_sequences", b"max_sequences", "role", b"role", "role_version", b"role_version", "running", b"running", "step_model", b"step_model", "total_blocks", b"total_blocks", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueueState: _TypeAlias = QueueState  # noqa: Y015
+
+@_typing.final
+class KeptBack(_message.Message):
+    """What waits in one gateway that might go to this worker, and of its highest class the most urgent request.
+    Times are milliseconds from the moment of the message.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    DUE_IN_MS_FIELD_NUMBER: _builtins.int
+    SERVICE_MS_FIELD_NUMBER: _builtins.int
+    WAITED_MS_FIELD_NUMBER: _builtins.int
+    SAID_MS_AGO_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    """set by the worker"""
+    tokens: _builtins.int
+    """prompt tokens to compute, of all that waits; 0: nothing waits"""
+    priority: _builtins.int
+    """the class's weight"""
+    due_in_ms: _builtins.int
+    """when its first token is due; absent: no promise"""
+    service_ms: _builtins.int
+    """to its first token, if it started now"""
+    waited_ms: _builtins.int
+    said_ms_ago: _builtins.int
+    """set by the worker: the times above are from then"""
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        due_in_ms: _builtins.int | None = ...,
+        service_ms: _builtins.int = ...,
+        waited_ms: _builtins.int = ...,
+        said_ms_ago: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_due_in_ms", b"_due_in_ms", "due_in_ms", b"due_in_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_due_in_ms", b"_due_in_ms", "due_in_ms", b"due_in_ms", "gateway_id", b"gateway_id", "priority", b"priority", "said_ms_ago", b"said_ms_ago", "service_ms", b"service_ms", "tokens", b"tokens", "waited_ms", b"waited_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__due_in_ms: _TypeAlias = _typing.Literal["due_in_ms"]  # noqa: Y015
+    _WhichOneofArgType__due_in_ms: _TypeAlias = _typing.Literal["_due_in_ms", b"_due_in_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__due_in_ms) -> _WhichOneofReturnType__due_in_ms | None: ...
+
+Global___KeptBack: _TypeAlias = KeptBack  # noqa: Y015
 
 @_typing.final
 class StepCoefficients(_message.Message):

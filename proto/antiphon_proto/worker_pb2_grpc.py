@@ -46,6 +46,11 @@ class WorkerStub:
                 request_serializer=antiphon__proto_dot_worker__pb2.GatewayMessage.SerializeToString,
                 response_deserializer=antiphon__proto_dot_worker__pb2.WorkerMessage.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/antiphon.worker.v1.Worker/SetRole',
+                request_serializer=antiphon__proto_dot_worker__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=antiphon__proto_dot_worker__pb2.SetRoleReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -65,6 +70,15 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRole(self, request, context):
+        """Prefill to decode or back, in a running worker: the incarnation and the KV blocks stay, the role's version grows.
+        Asked again, it says how things are. FAILED_PRECONDITION with a sentence where the worker cannot, ABORTED where
+        another change came first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +91,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=antiphon__proto_dot_worker__pb2.GatewayMessage.FromString,
                     response_serializer=antiphon__proto_dot_worker__pb2.WorkerMessage.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=antiphon__proto_dot_worker__pb2.SetRoleRequest.FromString,
+                    response_serializer=antiphon__proto_dot_worker__pb2.SetRoleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +154,33 @@ class Worker:
             '/antiphon.worker.v1.Worker/Attach',
             antiphon__proto_dot_worker__pb2.GatewayMessage.SerializeToString,
             antiphon__proto_dot_worker__pb2.WorkerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.worker.v1.Worker/SetRole',
+            antiphon__proto_dot_worker__pb2.SetRoleRequest.SerializeToString,
+            antiphon__proto_dot_worker__pb2.SetRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,11 @@ class WorkerStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     GetModelCard: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetModelCardRequest, _worker_pb2.ModelCard]
     Attach: _grpc.StreamStreamMultiCallable[_worker_pb2.GatewayMessage, _worker_pb2.WorkerMessage]
+    SetRole: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetRoleRequest, _worker_pb2.SetRoleReply]
+    """Prefill to decode or back, in a running worker: the incarnation and the KV blocks stay, the role's version grows.
+    Asked again, it says how things are. FAILED_PRECONDITION with a sentence where the worker cannot, ABORTED where
+    another change came first.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -47,6 +52,11 @@ class WorkerAsyncStub(WorkerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetModelCard: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetModelCardRequest, _worker_pb2.ModelCard]  # type: ignore[assignment]
     Attach: _aio.StreamStreamMultiCallable[_worker_pb2.GatewayMessage, _worker_pb2.WorkerMessage]  # type: ignore[assignment]
+    SetRole: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetRoleRequest, _worker_pb2.SetRoleReply]  # type: ignore[assignment]
+    """Prefill to decode or back, in a running worker: the incarnation and the KV blocks stay, the role's version grows.
+    Asked again, it says how things are. FAILED_PRECONDITION with a sentence where the worker cannot, ABORTED where
+    another change came first.
+    """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """------------------------------------------------------- gateway <-> worker"""
@@ -64,6 +74,17 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.GatewayMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerMessage], _abc.AsyncIterator[_worker_pb2.WorkerMessage]]: ...
+
+    @_abc_1.abstractmethod
+    def SetRole(
+        self,
+        request: _worker_pb2.SetRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.SetRoleReply, _abc.Awaitable[_worker_pb2.SetRoleReply]]:
+        """Prefill to decode or back, in a running worker: the incarnation and the KV blocks stay, the role's version grows.
+        Asked again, it says how things are. FAILED_PRECONDITION with a sentence where the worker cannot, ABORTED where
+        another change came first.
+        """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from antiphon_policy.routing import WorkerRole
+from antiphon_policy.sharing import Kept
 
 from antiphon_simulate.events import Events
 from antiphon_simulate.gateway import Gateway, PlacementError
@@ -51,6 +52,9 @@ __all__ = [
 
 NEWS_MS = 30.0
 """So long after something came to a worker all gateways are told, if no step has ended before: as real workers do."""
+
+TELL_MS = 1.0
+"""From a gateway to a worker."""
 
 BLOCK_TOKENS = 512
 """Of the traces, where their files say nothing else."""
@@ -171,6 +175,7 @@ class Cluster:
                 events=self._events,
                 index=self._index,
                 start=self._start,
+                tell=self._tell if gateways > 1 else None,
             )
             for number, its in enumerate(policies)
         ]
@@ -234,12 +239,13 @@ class Cluster:
     def changed(self, worker: Worker, *, freed: bool) -> None:
         self._index.publish(worker.worker_id, worker.pool)
         ended = self._unreported.pop(worker.worker_id, ())
+        worker.reported_ms, kept_back = self._events.now_ms, dict(worker.kept_back)
         time_ms, figures = self._events.now_ms + self._delays.report_ms, worker.figures()
         # A report reaches nobody first every time.
         for gateway in self._orders.sample(self.gateways, len(self.gateways)):
             its = [job for job in ended if job.gateway == gateway.number]
             received = worker.received[gateway.number]
-            self._events.at(time_ms, gateway.reported, worker.worker_id, figures, received, its, freed)
+            self._events.at(time_ms, gateway.reported, worker.worker_id, figures, received, its, kept_back, freed)
 
     # -- what happens
 
@@ -273,6 +279,24 @@ class Cluster:
         self._index.publish(answer_on.worker_id, answer_on.pool)
         if len(self.gateways) > 1:  # one alone knows what it has sent
             self._events.at(self._events.now_ms + NEWS_MS, self._tell_others, job)
+
+    def _tell(self, gateway: Gateway, worker_id: str, kept: Kept) -> None:
+        self._events.at(
+            self._events.now_ms + TELL_MS,
+            self._told,
+            self._workers[worker_id],
+            gateway.number,
+            kept,
+            self._events.now_ms,
+        )
+
+    def _told(self, worker: Worker, gateway: int, kept: Kept, said_ms: float) -> None:
+        worker.kept_back[str(gateway)] = (kept, said_ms)
+        self._events.at(self._events.now_ms + NEWS_MS, self._give_news, worker, said_ms)
+
+    def _give_news(self, worker: Worker, said_ms: float) -> None:
+        if worker.reported_ms < said_ms + TELL_MS:
+            self.changed(worker, freed=False)
 
     def _tell_others(self, job: Job) -> None:
         self.changed(job.prompt_on, freed=False)

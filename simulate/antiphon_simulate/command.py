@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,8 +19,10 @@ from antiphon_simulate.policies import registry
 from antiphon_simulate.records import ClusterShape, Sla
 from antiphon_simulate.report import page, table, to_json
 from antiphon_simulate.summary import BOUND, Summary, summarise
+from antiphon_simulate.telling import say, tell
 from antiphon_simulate.timings import DEFAULT, PRESETS, TimingError, read_timing
 from antiphon_simulate.traces import TraceError, read_trace
+from antiphon_simulate.words import at_least, positive
 from antiphon_simulate.workload import offered_rps
 
 OK = 0
@@ -51,10 +52,10 @@ def run_route(arguments: Sequence[str]) -> int:
     try:
         return _route(given)
     except (TraceError, TimingError, WorkloadError, OptionError, registry.UnknownPolicyError) as error:
-        _say(f"antiphon: {error}")
+        say(f"antiphon: {error}")
         return BAD_INPUT
     except KeyboardInterrupt:
-        _say("antiphon: stopped; nothing was written")
+        say("antiphon: stopped; nothing was written")
         return INTERRUPTED
 
 
@@ -81,7 +82,7 @@ def _route(given: argparse.Namespace) -> int:
     scales = list(dict.fromkeys(given.rate_scale))
     series = [Series(variant, seed, scales, search=search) for variant in variants for seed in seeds]
     trace_rps = offered_rps(trace)
-    _say(
+    say(
         f"{trace.name}: {len(trace.requests)} requests, {trace_rps:.3g} requests/s; {len(variants)} policies or "
         f"settings, {len(seeds)} seed(s), at least {len(series) * len(scales)} runs, {given.jobs} at once"
     )
@@ -105,42 +106,29 @@ def _variants(names: Sequence[str], *, sweep: bool, with_bound: bool) -> list[Va
 
 
 def _tell(summary: Summary, *, as_json: bool, out: Path | None) -> None:
-    document = to_json(summary)
-    if out is not None:
+    def draw() -> bytes:
         from antiphon_simulate.plots import draw
 
-        plots = draw(summary)
-        for name, content in (
-            ("result.json", document),
-            ("table.txt", table(summary).encode()),
-            ("plots.png", plots),
-            ("report.html", page(summary, plots).encode()),
-        ):
-            (out / name).write_bytes(content)
-        _say(f"written: {out}/result.json, table.txt, plots.png, report.html")
-    sys.stdout.write(document.decode() + "\n" if as_json else table(summary))
-    sys.stdout.flush()
+        return draw(summary)
+
+    document = to_json(summary)
+    tell(document, table(summary), as_json=as_json, out=out, draw=draw, page=lambda plots: page(summary, plots))
 
 
 def _progress() -> Callable[[CellResult], None]:
     began, runs = time.monotonic(), 0
 
-    def say(result: CellResult) -> None:
+    def told_of(result: CellResult) -> None:
         nonlocal runs
         runs += 1
         cell, share = result.cell, result.figures.inside_sla_share
         told = "no feasible request" if share is None else f"{100.0 * share:.2f} % inside the SLA"
-        _say(
+        say(
             f"{time.monotonic() - began:5.0f} s  run {runs}: {cell.variant.label}, seed {cell.seed}, rate "
             f"x{cell.rate_scale:.3g} ({result.offered_rps:.3g} requests/s): {told}, {result.took_s:.1f} s"
         )
 
-    return say
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    return told_of
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -154,19 +142,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--trace", required=True, type=Path, metavar="FILE", help="JSON lines (plain or gzip) or CSV")
-    add("--prefill", required=True, type=_at_least(1), metavar="N", help="prefill workers")
-    add("--decode", default=0, type=_at_least(0), metavar="M", help="decode workers; 0: the N do both (default: 0)")
+    add("--prefill", required=True, type=at_least(1), metavar="N", help="prefill workers")
+    add("--decode", default=0, type=at_least(0), metavar="M", help="decode workers; 0: the N do both (default: 0)")
     add("--policy", nargs="+", default=["antiphon"], metavar="NAME", help="one or more, or `all` (default: antiphon)")
     add("--sweep", action="store_true", help="each policy at every setting of its published sweep too")
     add(
         "--rate-scale",
         nargs="+",
-        type=_positive,
+        type=positive,
         default=[1.0],
         metavar="X",
         help="arrivals X times as fast (default: 1)",
     )
-    add("--seeds", type=_at_least(1), default=1, metavar="N", help="runs with other arrivals and draws (default: 1)")
+    add("--seeds", type=at_least(1), default=1, metavar="N", help="runs with other arrivals and draws (default: 1)")
     add(
         "--goodput",
         action=argparse.BooleanOptionalAction,
@@ -182,27 +170,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--pool-blocks",
-        type=_at_least(1),
+        type=at_least(1),
         default=1024,
         metavar="N",
         help="blocks of 512 tokens a worker (default: 1024)",
     )
     add(
         "--max-running",
-        type=_at_least(1),
+        type=at_least(1),
         default=256,
         metavar="N",
         help="sequences that decode at once (default: 256)",
     )
     add(
         "--gateways",
-        type=_at_least(1),
+        type=at_least(1),
         default=1,
         metavar="N",
         help="gateways that route on their own, requests split between them (default: 1)",
     )
     sla = Sla()
-    add("--sla-ttft-ms", type=_positive, default=sla.ttft_ms, metavar="MS", help=f"(default: {sla.ttft_ms:g})")
+    add("--sla-ttft-ms", type=positive, default=sla.ttft_ms, metavar="MS", help=f"(default: {sla.ttft_ms:g})")
     add(
         "--sla-ttft-ms-per-1k",
         type=_not_negative,
@@ -210,11 +198,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MS",
         help=f"more time for the first token, per 1,000 prompt tokens (default: {sla.ttft_ms_per_1k_prompt_tokens:g})",
     )
-    add("--sla-tpot-ms", type=_positive, default=sla.tpot_ms, metavar="MS", help=f"(default: {sla.tpot_ms:g})")
-    add("--limit", type=_at_least(1), default=None, metavar="N", help="only the first N requests of the trace")
-    add(
-        "--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="runs at once (default: processors)"
-    )
+    add("--sla-tpot-ms", type=positive, default=sla.tpot_ms, metavar="MS", help=f"(default: {sla.tpot_ms:g})")
+    add("--limit", type=at_least(1), default=None, metavar="N", help="only the first N requests of the trace")
+    add("--jobs", type=at_least(1), default=os.cpu_count() or 1, metavar="N", help="runs at once (default: processors)")
     add("--json", action="store_true", help="one JSON object on stdout instead of the table")
     add(
         "--out",
@@ -226,22 +212,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _at_least(least: int) -> Callable[[str], int]:
-    def count(word: str) -> int:
-        value = int(word)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{word} is less than {least}")
-        return value
-
-    return count
-
-
-def _positive(word: str) -> float:
-    value = float(word)
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{word} is not more than 0")
-    return value
-
-
 def _not_negative(word: str) -> float:
-    return 0.0 if float(word) == 0.0 else _positive(word)
+    return 0.0 if float(word) == 0.0 else positive(word)

@@ -66,6 +66,13 @@ class DecodeBatch(Generic[Decodes]):
             ended.append(job)
         return ended
 
+    def leave(self) -> list[tuple[Decodes, int]]:
+        """All go from here unfinished, each with the tokens that it has yet to get."""
+        left = [(job, end - self._steps) for end, _, job in sorted(self._ends, key=lambda one: one[:2])]
+        self._ends.clear()
+        self.context_tokens = 0
+        return left
+
     def steps_ms(self, steps: int) -> float:
         """How long the next `steps` steps take together, with nothing but this batch in them."""
         first_ms, growth_ms = self._terms()

@@ -7,9 +7,11 @@ fed by the same events. To its policy a gateway is the `ClusterView`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from antiphon_policy.routing import WorkerRole
+from antiphon_policy.sharing import Kept
 
 from antiphon_simulate.events import Events
 from antiphon_simulate.gateway_book import Figures, WorkerBook
@@ -37,8 +39,10 @@ class Gateway:
         events: Events,
         index: Index,
         start: Callable[[Gateway, Outcome, Placement], None],
+        tell: Callable[[Gateway, str, Kept], None] | None,
     ) -> None:
-        """`workers`: records of its own, which it keeps true."""
+        """`workers`: records of its own, which it keeps true. `tell`: a worker is told what is kept back;
+        None: there are no other gateways to hear of it."""
         self.number = number
         self.policy = policy
         self.workers = workers
@@ -50,6 +54,9 @@ class Gateway:
         self._events = events
         self._index = index
         self._start = start
+        self._tell = tell
+        self._looks_at_ms = math.inf
+        self.kept_back: dict[str, Mapping[str, tuple[Kept, float]]] = {}
         self._books = {state.worker_id: WorkerBook(state) for state in workers}
 
     # -- ClusterView
@@ -60,6 +67,25 @@ class Gateway:
     def evicted(self) -> Sequence[int]:
         return self._index.evicted(self.number)
 
+    @property
+    def is_shared(self) -> bool:
+        return self._tell is not None
+
+    def tell(self, worker_id: str, kept: Kept) -> None:
+        if self._tell is not None:
+            self._tell(self, worker_id, kept)
+
+    def look_at(self, time_ms: float) -> None:
+        if time_ms < self._looks_at_ms:
+            self._looks_at_ms = time_ms
+            self._events.at(time_ms, self._look, time_ms)
+
+    def _look(self, time_ms: float) -> None:
+        # One that was asked for earlier has taken its place else.
+        if time_ms == self._looks_at_ms:
+            self._looks_at_ms = math.inf
+            self._dispatch()
+
     # -- what happens
 
     def arrive(self, outcome: Outcome, draw: float) -> None:
@@ -68,14 +94,23 @@ class Gateway:
         self.policy.arrived(Arrival(outcome.request, outcome.arrived_ms, draw))
         self._dispatch()
 
-    def reported(self, worker_id: str, figures: Figures, received: int, ended: Sequence[Job], freed: bool) -> None:
+    def reported(
+        self,
+        worker_id: str,
+        figures: Figures,
+        received: int,
+        ended: Sequence[Job],
+        kept_back: Mapping[str, tuple[Kept, float]],
+        freed: bool,
+    ) -> None:
         """A worker's report. `received`: how many of this gateway's requests are counted in it; `ended`: those that
-        this gateway sent."""
+        this gateway sent; `kept_back`: what gateways have told it, by their numbers."""
         self._books[worker_id].report(figures, received)
         for job in ended:
             self._index.forget_request(job.outcome.request)
             self.policy.ended(job.outcome.request, job.placement, self._events.now_ms)
-        if freed:
+        if freed or kept_back != self.kept_back.get(worker_id, {}):
+            self.kept_back[worker_id] = kept_back
             self._dispatch()
 
     def pledge(self, job: Job) -> None:

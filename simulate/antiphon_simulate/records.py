@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import WorkerRole
+from antiphon_policy.sharing import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,22 @@ class ClusterView(Protocol):
     timing: Timing
     block_tokens: int
     sla: Sla
+    number: int
+    """The gateway's."""
+
+    @property
+    def kept_back(self) -> Mapping[str, Mapping[str, tuple[Kept, float]]]:
+        """By worker, what gateways have told it that they keep back, and when (`antiphon_policy.sharing`)."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other gateways."""
+
+    def tell(self, worker_id: str, kept: Kept) -> None:
+        """The worker hears that the gateway keeps so much back; its reports say it."""
+
+    def look_at(self, time_ms: float) -> None:
+        """`dispatch` is asked then, whatever happens."""
 
     def leading_blocks(self, request: TraceRequest) -> Mapping[str, int]:
         """Worker id -> leading blocks of the prompt that it holds, by the gateway's mirror; only those with some."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon_policy.latency import StepModel
+from antiphon_policy.sharing import Kept
 
 from antiphon_simulate.decodes import DecodeBatch
 from antiphon_simulate.events import Events
@@ -72,6 +73,9 @@ class Worker:
         self.step = step
         self.received: defaultdict[int, int] = defaultdict(int)
         """By gateway, the requests that it was told of, as prefiller or as decoder."""
+        self.kept_back: dict[str, tuple[Kept, float]] = {}
+        """What gateways have told it that they keep back, and when."""
+        self.reported_ms = 0.0
         self._chunk_tokens = chunk_tokens
         self._block_tokens = block_tokens
         self._max_running = max_running

@@ -16,10 +16,13 @@ from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.cluster import ClusterMirror
 from antiphon_kvtransfer.keys import MODELS_KEY, ModelKeys
 from antiphon_kvtransfer.model_record import ModelRecord
+from antiphon_kvtransfer.scaling_decisions import read_decisions, read_memory, write_decision
+from antiphon_kvtransfer.scaling_news import NewsWriter, read_news
 from antiphon_operator.names import redis_user
 from antiphon_operator.runtime.redis_access import ACCESS_KEY
 from antiphon_operator.runtime.redis_records import RecordWriter, UserAccess
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from tests.support import chart
@@ -62,6 +65,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     passwords = {secret[f"{who}-username"]: secret[f"{who}-password"] for who in ("operator", "gateway")}
     with Valkey(users=secret["users.acl"]) as server:
         yield Installed(server.url, tmp_path_factory.mktemp("passwords"), passwords | {WORKER.user: WORKER.password})
+
+
+@contextlib.asynccontextmanager
+async def operator_client(installed: Installed) -> AsyncIterator[AsyncRedis]:
+    user = "antiphon-operator"
+    client = AsyncRedis.from_url(installed.url, username=user, password=installed.passwords[user], protocol=2)
+    async with client:
+        yield client
 
 
 @contextlib.asynccontextmanager
@@ -112,9 +123,40 @@ async def test_operator_worker_and_gateway_do_all_their_work(
     assert refusals == []
 
 
+async def test_gateways_tell_for_scaling_and_the_operator_hears_them_and_remembers(installed: Installed) -> None:
+    one, two = (NewsWriter(installed.access("antiphon-gateway"), name) for name in ("one", "two"))
+    operator = installed.access("antiphon-operator")
+    try:
+        with installed.login("antiphon-operator") as client:
+            client.hset(KEYS.news, "killed", '{"at_ms":1.0}')
+        assert await one.write(QWEN.model, b"news", 1e12)
+        assert await two.write(QWEN.model, b"others", 1e12)
+        async with operator_client(installed) as redis:
+            # What was not readable as news is gone as well, by the other's first write.
+            assert await read_news(redis, QWEN.model) == {"two": b"others"}
+        assert await two.remove(QWEN.model)
+    finally:
+        await one.close()
+        await two.close()
+    await write_decision(operator, QWEN.model, b"memory", b"decision")
+    assert await read_memory(operator, QWEN.model) == b"memory"
+    assert await read_decisions(operator, QWEN.model) == [b"decision"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        f"HSET {KEYS.index('w0')} incarnation mine",
+        f"HDEL {KEYS.index('w0')} incarnation",
+        f"HKEYS {KEYS.index('w0')}",
+        f"PEXPIRE {KEYS.blocks('w0')} 1",
+        f"EVAL \"return redis.call('HSET', KEYS[1], 'a', 'mine')\" 1 {KEYS.index('w0')}",
+        f"EVAL \"return redis.call('PEXPIRE', KEYS[1], '1')\" 1 {KEYS.model_record}",
+        f"EVAL \"return redis.call('HDEL', KEYS[1], 'a')\" 1 {ACCESS_KEY}",
+        f"HGETALL {KEYS.news}",
+        f"DEL {KEYS.news}",
+        f"SET {KEYS.scaling} mine",
+        f"XADD {KEYS.decisions} * decision mine",
         f"SET {KEYS.model_record} mine",
         f"DEL {KEYS.model_record}",
         f"ZADD {MODELS_KEY} 1 mine",

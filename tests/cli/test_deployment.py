@@ -82,7 +82,7 @@ def test_secrets_are_not_on_any_command_line() -> None:
 def test_every_option_of_workers_and_gateway_is_handed_on_or_decided_by_serve() -> None:
     decided = {"role", "worker", "worker_id", "status_port", "advertise_host", "ready_file"}
     of_a_cluster = {"revision", "redis_username", "redis_password_file", "list_model", "ready_without_workers"}
-    of_a_cluster |= {"tensor_parallel", "pipeline_parallel", "expert_parallel", "ray_head", "ray_join"}
+    of_a_cluster |= {"ray_head", "ray_join", "ray_node_ranks"}
     known = {spec.field for spec in (*handed_on(), *specs(ServeOptions))} | decided | of_a_cluster
     assert {spec.field for spec in (*specs(WorkerOptions), *specs(GatewayOptions))} <= known
 
@@ -93,3 +93,13 @@ def test_every_option_of_workers_and_gateway_is_handed_on_or_decided_by_serve() 
 def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--"):
         ServeOptions(**wrong)
+
+
+def test_prefill_and_decode_workers_may_have_shapes_of_their_own() -> None:
+    given = {"ANTIPHON_TENSOR_PARALLEL": "2", "ANTIPHON_PIPELINE_PARALLEL": "2"}
+    deployment = planned(given, prefill_tensor_parallel=4, decode_pipeline_parallel=1)
+    shapes = [
+        (record.role, record.tensor_parallel, record.pipeline_parallel)
+        for record in (worker(process) for process in deployment.workers)
+    ]
+    assert shapes == [("prefill", 4, 2), ("decode", 2, 1)]

@@ -24,6 +24,8 @@ IMPORT_NAMES = {
     "gguf": "gguf",
     "matplotlib": "matplotlib",
     "huggingface-hub": "huggingface_hub",
+    "ray": "ray",
+    "llguidance": "llguidance",
 }
 PROGRAM = """
 import sys

@@ -12,6 +12,7 @@ from tests.cluster.history import Object, World, label
 from tests.cluster.stage import device
 from tests.cluster.support import SHORT_DEADLINE, Desk, message
 from tests.support.kube.kubelets.simulated import Script
+from tests.support.kube.resources import SECRETS
 
 GANG = {"replicas": 1, "parallelism": {"tensor": 8}, "gpusPerPod": 2}
 PODS_OF_A_GANG = 4
@@ -96,3 +97,20 @@ def _not_all_or_nothing(name: str, world: World) -> str:
 
 def _ids_ever(worlds: Iterable[World], name: str) -> set[str]:
     return {replica.name for world in worlds for replica in world.replicas(name)}
+
+
+async def test_a_gang_without_a_place_for_its_ranks_says_which_stage_lacks_what_until_there_is_one(desk: Desk) -> None:
+    gpu = device()
+    await desk.cluster.add_node(gpu.rpartition("/")[2], extended={gpu: 8})
+    found = asyncio.Event()
+    words = "GangUnschedulable: stage 0 needs 8 GPU on one node; the node with most has 2 free of 2"
+    nowhere = Script(end_s=0.05, ready_s=None, exit_code=4, message=words, log=(words,))
+    desk.script(
+        lambda pod, container: nowhere if pod["metadata"]["name"].endswith("-0") and not found.is_set() else None
+    )
+    await desk.create("nowhere", decode=GANG, accelerator={"resource": gpu})
+    for kind in ("PoolsReady", "Ready"):
+        await desk.until("nowhere", kind, "False", "GangUnschedulable", says="stage 0 needs 8 GPU on one node")
+    assert "nowhere-ray" in {one["metadata"]["name"] for one in await desk.cluster.list(SECRETS, desk.namespace)}
+    found.set()
+    await desk.until_serving("nowhere", decode=1, deadline_s=BACK_OFF_DEADLINE_S)

@@ -41,7 +41,11 @@ async def test_a_promise_is_changed_without_touching_a_pod(desk: Desk) -> None:
     await desk.create("qwen", prefill={}, decode={"replicas": 2})
     await desk.until_serving("qwen", prefill=1, decode=2)
     before, revisions = await desk.pod_uids("qwen"), await desk.revisions("qwen")
-    await desk.edit("qwen", sla={"ttft": {"p95": "300ms"}, "tpot": {"p95": "30ms"}}, names=["qwen", "other"])
+    await desk.edit(
+        "qwen",
+        sla={"ttft": {"p95": "300ms", "perThousandTokens": "60ms"}, "tpot": {"p95": "30ms"}},
+        names=["qwen", "other"],
+    )
     model = await desk.until("qwen", "RolloutComplete", "True")
     assert model["status"]["sla"]["ttft"]["target"] == "300ms"
     assert model["status"]["effective"]["names"] == ["qwen", "other"]

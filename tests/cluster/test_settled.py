@@ -1,4 +1,4 @@
-"""At rest nothing is written: Models of every sort, among them those that cannot start, and a minute of silence."""
+"""At rest nothing is written: Models of every sort, among them those that cannot start, and a long silence."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tests.cluster.support import SHORT_DEADLINE, Desk
 from tests.support.kube.cluster import FakeCluster
 from tests.support.kube.kubelets.simulated import Script
 
-QUIET_S = 60.0
+QUIET_S = 35.0
+"""Longer than any pause of an operator between two looks at the same thing, or two writes of the same number (30 s)."""
 SETTLES_WITHIN_S = 30.0
 A_WHILE_S = 3.0
-"""Without a write: settled, so the minute may begin."""
+"""Without a write: settled, so the silence may begin."""
 WRITING_VERBS = ("apply", "create", "patch", "update", "delete")
 
 Writes = Callable[[], Awaitable[list[str]]]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import uvloop
+from antiphon_gateway.chat import ChatRenderer
 from antiphon_proto import worker_pb2 as pb
 
 from tests.support.fake_worker import Behaviour, Connection, FakeWorker, accept_and_hang, endless
 from tests.support.gateway import RunningGateway, eventually, running_gateway
 
 CHAT: dict[str, Any] = {"model": "test-model", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10**6}
+NUMBERED = 80
 
 
 async def connect(
@@ -146,6 +149,67 @@ async def ten_tokens(worker: FakeWorker, connection: Connection, submit: pb.Subm
     connection.accept(submit.ref)
     for position in range(10):
         connection.step(submit.ref, token_ids=[97], text="a", finish=pb.FINISH_STOP if position == 9 else 0)
+
+
+async def numbered(worker: FakeWorker, connection: Connection, submit: pb.Submit) -> None:
+    """More than the sockets take."""
+    connection.accept(submit.ref)
+    for number in range(NUMBERED):
+        finish = pb.FINISH_STOP if number == NUMBERED - 1 else pb.FINISH_NONE
+        connection.step(submit.ref, token_ids=[97], text=f"<{number}>" + "a" * 100_000, finish=finish)
+        await asyncio.sleep(0)
+
+
+async def test_a_client_that_reads_late_gets_everything_in_order() -> None:
+    """What is sent on as it comes, and what had to be collected meanwhile."""
+    worker = FakeWorker(behaviour=numbered)
+    async with running_gateway(worker, stream_buffer_steps=NUMBERED) as running:
+        reader, writer = await connect(running, receive_buffer=65_536)
+        writer.write(request_bytes(stream=True))
+        got = bytearray(await reader.read(65536))
+        await eventually(lambda: any(flight.writing_since for flight in running.gateway._flights))
+        while b"[DONE]" not in got[-100:]:
+            got += await asyncio.wait_for(reader.read(65536), 10)
+        assert [int(number) for number in re.findall(rb"<(\d+)>", got)] == list(range(NUMBERED))
+        writer.close()
+        await eventually(lambda: running.at_rest)
+
+
+async def test_a_step_that_cannot_be_told_ends_its_own_answer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the stream to the worker, which carries everybody's tokens."""
+    render = ChatRenderer.take
+
+    def take(self: ChatRenderer, choice: Any, step: pb.RequestStep) -> bytes:
+        if step.text == "broken":
+            raise RuntimeError("a fault of a renderer")
+        return render(self, choice, step)
+
+    monkeypatch.setattr(ChatRenderer, "take", take)
+    broken = asyncio.Event()
+
+    async def answers(worker: FakeWorker, connection: Connection, submit: pb.Submit) -> None:
+        connection.accept(submit.ref)
+        connection.step(submit.ref, token_ids=[97], text="first")
+        if submit.sampling.max_tokens == 7:
+            await broken.wait()
+            connection.step(submit.ref, token_ids=[97], text="broken")
+            await asyncio.sleep(10)
+        else:
+            await worker.until(lambda: len(worker.cancelled) == 1)
+            connection.step(submit.ref, token_ids=[97], text="last", finish=pb.FINISH_STOP)
+
+    worker = FakeWorker(behaviour=answers)
+    async with running_gateway(worker) as running:
+        post = running.client.post
+        bad = asyncio.create_task(post("/v1/chat/completions", json={**CHAT, "stream": True, "max_tokens": 7}))
+        good = asyncio.create_task(post("/v1/chat/completions", json={**CHAT, "stream": True, "max_tokens": 8}))
+        await worker.until(lambda: len(worker.submits) == 2)
+        broken.set()
+        assert (await good).text.endswith("data: [DONE]\n\n")
+        last = (await bad).text.strip().rpartition("data: ")[2]
+        assert json.loads(last)["error"]["type"] == "server_error"
+        assert running.metric("antiphon_gateway_workers_lost_total") == 0
+        await eventually(lambda: running.at_rest)
 
 
 async def test_the_first_event_leaves_before_the_last_token_exists() -> None:

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from antiphon_gateway import http_server
-from antiphon_gateway.http import JSON_TYPE, AnswerInvalid, Request
+from antiphon_gateway.http import JSON_TYPE, UNASKED_BODY_BYTES, AnswerInvalid, Request
 from antiphon_gateway.http_server import HttpServer
 from antiphon_gateway.server import listen
+
+from tests.support.gateway import eventually
 
 Handler = Callable[[Request], Awaitable[None]]
 
@@ -76,6 +78,26 @@ async def test_more_requests_than_are_read_ahead_are_all_answered() -> None:
         connection.send(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(100)))
         for number in range(100):
             await connection.until(b"GET /%d 0" % number)
+
+
+async def test_a_client_that_leaves_is_noticed_though_its_body_had_come_before_anybody_asked_for_it() -> None:
+    """ai-dynamo/dynamo#13691: a body that is longer than what is read ahead stops the reading, also with its last
+    byte; and who does not read does not see the end of the connection."""
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def late(request: Request) -> None:
+        await eventually(lambda: request._body_ended)
+        assert len(await request.body(1_000_000, 5.0)) == UNASKED_BODY_BYTES + 1
+        request.on_gone = left.set
+        asked.set()
+        await left.wait()
+
+    async with talk(late) as client:
+        size = UNASKED_BODY_BYTES + 1
+        client.send(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+        await asyncio.wait_for(asked.wait(), 10)
+        client.close()
+        await asyncio.wait_for(left.wait(), 10)
 
 
 async def test_an_answer_has_a_date_and_no_more_than_asked_for() -> None:

@@ -279,12 +279,11 @@ async def test_keys_name_tenants_and_tenants_have_salts() -> None:
             assert (await running.client.get("/v1/models", headers=headers)).status_code == 401
         assert (await running.client.get("/health")).status_code == 200
         for key in ("k1", "k2", "k3"):
-            response = await running.client.post(
-                "/v1/chat/completions",
-                json={**CHAT, "cache_salt": "mine"},
-                headers={"authorization": f"Bearer {key}"},
-            )
+            own = {"authorization": f"Bearer {key}"}
+            response = await running.client.post("/v1/chat/completions", json=CHAT, headers=own)
             assert response.status_code == 200
+            chosen = await running.client.post("/v1/chat/completions", json={**CHAT, "cache_salt": "x"}, headers=own)
+            assert (chosen.status_code, chosen.json()["error"]["param"]) == (400, "cache_salt")
         first, second, third = (submit.cache_salt for submit in worker.submits)
         assert first == third == cache_salt("tenant-1")
         assert second == cache_salt("tenant-2") != first

@@ -149,11 +149,13 @@ async def test_requests_wait_for_a_model_that_wakes(valkey: Valkey, operator: Op
 
 
 async def test_waiting_for_a_model_that_wakes_is_bounded(valkey: Valkey, operator: OperatorVoice) -> None:
-    async with running_gateway(redis_url=valkey.url, queue_timeout_s=4.0, queue_size=1) as running:
+    async with running_gateway(redis_url=valkey.url, wake_timeout_s=4.0, queue_size=1) as running:
         await said(operator, running, waking=True, retry_after_s=5)
         waiting = asyncio.create_task(ask(running))
         await eventually(lambda: running.gateway.dispatcher.waiting == 1)
-        assert (await ask(running)).status_code == 429
+        refused = await ask(running)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert "is starting" in refused.json()["error"]["message"]
         response = await waiting
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_worker")
         assert response.headers["retry-after"] == "5"
@@ -167,6 +169,40 @@ async def test_waiting_for_a_model_that_wakes_is_bounded(valkey: Valkey, operato
         await eventually(lambda: running.gateway.dispatcher.waiting == 1)
         operator.put(model_record(waking=False, retry_after_s=6))
         assert (await waiting).headers["retry-after"] == "6"
+
+
+async def test_what_waits_for_a_model_that_wakes_is_bounded_in_length_too(
+    valkey: Valkey, operator: OperatorVoice
+) -> None:
+    async with running_gateway(redis_url=valkey.url, queue_tokens=1000) as running:
+        await said(operator, running, waking=True, retry_after_s=9)
+        # One alone may wait, however long it is.
+        waiting = [asyncio.create_task(ask(running, prompt="x" * 100_000))]
+        await eventually(lambda: running.gateway.dispatcher.waiting == 1)
+        assert (await ask(running)).headers["retry-after"] == "9"
+        waiting[0].cancel()
+        await eventually(lambda: running.at_rest)
+        waiting += [asyncio.create_task(ask(running)) for _ in range(2)]
+        await eventually(lambda: running.gateway.dispatcher.waiting == 2)
+        assert (await ask(running, prompt="x" * 100_000)).status_code == 429
+        for request in waiting:
+            request.cancel()
+        await eventually(lambda: running.at_rest)
+
+
+async def test_who_waits_for_a_model_that_wakes_is_told_when_the_gateway_ends(
+    valkey: Valkey, operator: OperatorVoice
+) -> None:
+    async with running_gateway(redis_url=valkey.url) as running:
+        await said(operator, running, waking=True)
+        waiting = asyncio.create_task(ask(running))
+        await eventually(lambda: running.gateway.dispatcher.waiting == 1)
+        running.gateway.draining = True
+        assert not waiting.done(), "it may still be served"
+        running.gateway.end_all()
+        response = await waiting
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+        assert "retry-after" in response.headers
 
 
 # -- revisions

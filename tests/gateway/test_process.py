@@ -16,9 +16,12 @@ from typing import Any
 import httpx
 import msgspec
 from antiphon_gateway.server import ReadyRecord
+from antiphon_kvtransfer.scaling_news import read_news
 from antiphon_proto import worker_pb2 as pb
+from redis.asyncio import Redis
 
 from tests.support.fake_worker import Connection, FakeWorker, fake_workers
+from tests.support.valkey import Valkey
 
 SCRIPT = """
 import sys, msgspec
@@ -182,3 +185,17 @@ async def test_two_processes_share_a_port_where_both_say_so(tmp_path: Path) -> N
             first.signal()
             assert await first.exit_code() == 0
             assert (await second.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_a_gateway_that_ends_takes_its_news_for_scaling_away(tmp_path: Path) -> None:
+    with Valkey() as server:
+        async with (
+            gateway(tmp_path, FakeWorker(), redis_url=server.url) as running,
+            Redis.from_url(server.url, protocol=2) as redis,
+        ):
+            async with asyncio.timeout(20):
+                while len(await read_news(redis, "test-model")) != 1:  # noqa: ASYNC110  # it can only be asked for
+                    await asyncio.sleep(0.02)
+            running.signal()
+            assert await running.exit_code() == 0
+            assert await read_news(redis, "test-model") == {}

@@ -12,6 +12,26 @@ from antiphon_policy.routing import NoWorker, NoWorkerReason
 from tests.support.eventually import eventually
 
 
+class NoOthers:
+    """Stands in for `RoomOfAll` where there is one gateway."""
+
+    others_tokens = 0
+
+    def heard(self, load: Any, now: float) -> bool:
+        return False
+
+    def leaves_ms(self, load: Any, entry: Any, now: float) -> float:
+        return 0.0
+
+    def sent(self, load: Any) -> None: ...
+
+    def full(self, load: Any, now: float) -> None: ...
+
+    def tell(self, line: Any, held_for: Any, now: float) -> None: ...
+
+    def tell_before_room(self, line: Any, load: Any, now: float) -> None: ...
+
+
 class OneWorker:
     """Stands in for `Placing`: one worker that holds everything back for so long."""
 
@@ -23,6 +43,7 @@ class OneWorker:
         self.freed = False
         self.reserved = 0
         self.looks = 0
+        self.room = NoOthers()
 
     def plan(self, choice: Any, now: float) -> Any:
         self.plans.append(choice.name)
@@ -33,7 +54,11 @@ class OneWorker:
             inputs=SimpleNamespace(request=SimpleNamespace(prompt_tokens=100)),
             uncached_tokens=100,
             hold_ms=self.hold_ms,
+            prefiller=self,
         )
+
+    def due_ms(self, choice: Any, uncached_tokens: int) -> None:
+        return None
 
     def anybody(self, excluded: Any = ()) -> bool:
         return self.there

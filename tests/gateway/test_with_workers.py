@@ -7,7 +7,11 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import anthropic
+import jsonschema
+import openai
 import pytest
 import pytest_asyncio
 
@@ -37,6 +41,70 @@ async def test_case(running: RunningGateway, case: str) -> None:
     (model,) = running.gateway.models
     await CHECKS[case](running.url, model.name)
     await eventually(lambda: running.at_rest)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_structured_answers_validate_their_first_token_from_the_prefill_worker(
+    running: RunningGateway, stream: bool
+) -> None:
+    (model,) = running.gateway.models
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 30}, "size": {"enum": ["small", "large"]}},
+        "required": ["name", "size"],
+        "additionalProperties": False,
+    }
+    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+        answer = await client.chat.completions.create(
+            model=model.name,
+            messages=[{"role": "user", "content": "Describe something, at the length of some blocks. " * 20}],
+            response_format={"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}},
+            n=3,
+            stream=stream,
+            stream_options={"include_usage": True} if stream else openai.omit,
+        )
+        texts, finishes = ["", "", ""], set()
+        if isinstance(answer, openai.AsyncStream):
+            async for chunk in answer:
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.delta.content or ""
+                    finishes |= {choice.finish_reason} - {None}
+        else:
+            texts = [choice.message.content or "" for choice in answer.choices]
+            finishes = {choice.finish_reason for choice in answer.choices}
+    assert finishes == {"stop"}
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
+    assert len(set(texts)) > 1
+
+
+async def test_anthropics_client_is_answered_by_real_workers(running: RunningGateway) -> None:
+    (model,) = running.gateway.models
+    asked: dict[str, Any] = {
+        "model": model.name,
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": "Describe something, at the length of some blocks. " * 20}],
+        "extra_body": {"seed": 7},
+    }
+    tool = {"name": "look", "input_schema": {"type": "object", "properties": {"deep": {"type": "boolean"}}}}
+    tool["input_schema"] |= {"required": ["deep"], "additionalProperties": False}  # type: ignore[operator]
+    forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "look"}, "max_tokens": 200}
+    async with anthropic.AsyncAnthropic(base_url=running.url, api_key="none", max_retries=0) as client:
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            message = await stream.get_final_message()
+        (block,) = whole.content
+        assert block.type == "text"
+        stop = block.text[10:14]
+        stopped = await client.messages.create(**asked, stop_sequences=["never said", stop])
+        called = await client.messages.create(**{**asked, **forced})
+    assert (message.content[0].text, message.stop_reason) == (block.text, "max_tokens")  # type: ignore[union-attr]
+    assert whole.usage.output_tokens == message.usage.output_tokens == 40
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+    assert stopped.content[0].text == block.text.partition(stop)[0]  # type: ignore[union-attr]
+    (call,) = called.content
+    assert (call.type, called.stop_reason) == ("tool_use", "tool_use")
+    assert set(call.input) == {"deep"}
 
 
 async def test_nothing_is_left_on_the_workers(running: RunningGateway, workers: list[WorkerProcess]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -147,6 +148,101 @@ async def test_a_set_that_is_replaced_while_it_is_read(
     async with mirroring(server) as mirror:
         await until(lambda: mirror.blocks.contents("demo", "w0") == second)
     assert {hashes for _, hashes in loaded} == {frozenset(second)}
+
+
+async def test_pages_that_came_are_not_read_again_when_redis_does_not_answer(
+    loaded: list[tuple[Position, frozenset[BlockHash]]],
+    before_script: list[Callable[[str, Sequence[str]], None]],
+) -> None:
+    """Each fifth page is given up, so no session reads a set to its end; meanwhile one of them changes."""
+    asked = given_up = 0
+
+    def give_up_often(text: str, keys: Sequence[str]) -> None:
+        nonlocal asked, given_up
+        if text != _scripts.READ_PAGE:
+            return
+        asked += 1
+        engine.change({block(f"new {asked}")}, {block(f"new {asked - 2}")} if asked > 2 else set())
+        if asked % 5 == 0:
+            given_up += 1
+            raise TimeoutError("no answer")
+
+    async with Scene(blocks=600) as scene:
+        engine = scene.engines["w0"]
+        await scene.kill_gateway()
+        loaded.clear()
+        before_script.append(give_up_often)
+        await scene.start_gateway()
+        await scene.until_true(START_DEADLINE_S)
+        before_script.clear()
+        assert given_up >= 3
+        assert asked - given_up <= 60, "more pages were read than three sets have"
+
+
+async def test_another_redis_is_read_from_the_start(
+    server: Valkey, before_script: list[Callable[[str, Sequence[str]], None]]
+) -> None:
+    """What was half read of a set says nothing of the set that a restarted Redis has, and neither does the cursor."""
+    first, second = blocks(0, 1000), blocks(500, 1000)
+    pages = 0
+
+    def restart_after_ten_pages(text: str, keys: Sequence[str]) -> None:
+        nonlocal pages
+        pages += text == _scripts.READ_PAGE
+        if pages == 10:
+            pages += 1
+            server.restart_empty()
+            with connect(server) as client:
+                write_set(client, 7, second, "a")
+
+    with connect(server) as client:
+        write_set(client, 7, first, "a")
+    before_script.append(restart_after_ten_pages)
+    async with mirroring(server) as mirror:
+        await until(lambda: mirror.blocks.contents("demo", "w0") != frozenset())
+        assert mirror.blocks.contents("demo", "w0") == second
+
+
+async def test_a_set_whose_answer_was_lost_is_not_written_again(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis that is slow for all of a fleet's sets would be slower still if each came twice."""
+    original: Script = _redis.RedisSession.script
+    written = 0
+
+    async def lose_the_answer(session: _redis.RedisSession, text: str, *rest: Any) -> Any:
+        nonlocal written
+        answer = await original(session, text, *rest)
+        if text == _scripts.WRITE_ALL:
+            written += 1
+            raise TimeoutError("no answer")
+        return answer
+
+    monkeypatch.setattr(_redis.RedisSession, "script", lose_the_answer)
+    engine = FakeEngine()
+    engine.change(blocks(0, 1000))
+    async with announcing(server.url, engine) as writer:
+        await until(lambda: writer.healthy)
+        engine.change({block("more")})
+        with connect(server) as client:
+            await until(lambda: client.smembers(KEYS.blocks("w0")) == engine.held)
+    assert written == 1
+
+
+async def test_a_fleets_sets_are_not_written_all_at_once_and_what_is_urgent_does_not_wait(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
+    engine = FakeEngine()
+    engine.change(blocks(0, 10))
+    with connect(server) as client:
+        client.zadd(KEYS.workers, {f"other{number}": 9e12 for number in range(100_000)})
+        async with announcing(server.url, engine, ttl_ms=60_000) as writer:
+            await until(lambda: client.exists(KEYS.record("w0")) == 1)
+            assert not writer.healthy, "the last of a hundred thousand would not come first"
+            writer.update(record(draining=True))
+            await until(lambda: b'"draining":true' in (client.get(KEYS.record("w0")) or b""))
+            assert client.smembers(KEYS.blocks("w0")) == engine.held
 
 
 @pytest.mark.parametrize("size", [0, 1, PAGE, PAGE + 1, 10 * PAGE])
@@ -294,6 +390,7 @@ async def test_in_a_large_fleet_a_worker_writes_less_often_and_what_is_urgent_at
 ) -> None:
     """Redis and every gateway pay by the write, so thousands of workers may not write fifty times a second each."""
     monkeypatch.setattr(announcer, "FLEET_ROUNDS_PER_S", 100)
+    monkeypatch.setattr(announcer, "FLEET_SETS_PER_S", 1_000_000)
     engine = FakeEngine()
     with connect(server) as client:
         client.zadd(KEYS.workers, {f"other{number}": 9e12 for number in range(2_000)})

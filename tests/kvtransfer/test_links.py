@@ -67,7 +67,7 @@ async def _end(
     transports: list[Transport] = [kind(keeper.region) for kind in better]
     transports.append(GatedTransport(TcpTransport(keeper.region), gate))
     local = keeper.local_worker(worker_id, incarnation, kv_format)
-    links = PeerLinks(local, transports, keeper, heartbeat_ms=100, lost_after_ms=600)
+    links = PeerLinks(local, keeper.plane(transports), keeper, heartbeat_ms=100, lost_after_ms=600)
     await links.start()
     server = grpc.aio.server()
     worker_pb2_grpc.add_KvBlocksServicer_to_server(links.servicer(), server)
@@ -232,7 +232,7 @@ async def test_a_fall_to_another_transport_says_why(
 
 async def test_no_transport_at_all_is_an_error() -> None:
     keeper = FakeKeeper(4, BLOCK_BYTES)
-    links = PeerLinks(keeper.local_worker("reader", "i1"), [NoSuchTransport(keeper.region)], keeper)
+    links = PeerLinks(keeper.local_worker("reader", "i1"), keeper.plane([NoSuchTransport(keeper.region)]), keeper)
     with pytest.raises(TransportUnavailable, match="no such library"):
         await links.start()
     await links.close()

@@ -250,6 +250,51 @@ def test_what_a_prefix_costs_to_ask_for_does_not_grow_with_its_holders() -> None
     assert "w1" not in dict(mirror.leading_groups(MODEL, chain))[64]
 
 
+@pytest.mark.parametrize("from_length", [0, 300])
+def test_a_chain_of_which_everyone_holds_another_length(from_length: int) -> None:
+    """Told apart block by block, and rightly so again after some of them went on, evicted, left and came."""
+    mirror = BlockMirror()
+    chain = [block(index) for index in range(600)]
+    lengths = {f"w{worker}": from_length + 1 + worker for worker in range(250)}
+    for worker, length in lengths.items():
+        load(mirror, worker, chain[:length])
+    assert dict(mirror.leading_blocks(MODEL, chain)) == lengths
+    draw = random.Random(3)
+    for step in range(40):
+        worker = draw.choice(list(lengths))
+        position = mirror.position(MODEL, worker)
+        assert position is not None
+        held, now = lengths[worker], draw.randrange(1, 600)
+        stored, removed = chain[held:now], chain[now:held]
+        assert apply(mirror, worker, position.sequence, position.sequence + 1, stored, removed) is Applied.APPLIED
+        lengths[worker] = now
+        if step % 10 == 0:
+            gone = draw.choice(list(lengths))
+            mirror.forget(MODEL, gone)
+            lengths[f"new-{step}"] = lengths.pop(gone)  # As many, in the slot that is free now.
+            load(mirror, f"new-{step}", chain[: lengths[f"new-{step}"]])
+        asked = draw.choice([600, 600, 64, 333])
+        assert mirror.leading_blocks(MODEL, chain[:asked]) == {
+            worker: min(length, asked) for worker, length in lengths.items()
+        }
+        assert_groups_say_the_same(mirror, chain[:asked])
+
+
+def test_a_hole_in_a_set_costs_nobody_else_its_place() -> None:
+    """While a set is loaded it may lack a parent for a moment: all others are told rightly, and each worker once."""
+    mirror = BlockMirror()
+    chain = [block(index) for index in range(200)]
+    lengths = {f"w{worker}": 1 + worker for worker in range(200)}
+    for worker, length in lengths.items():
+        load(mirror, worker, chain[:length])
+    for hole in range(1, 200, 7):
+        load(mirror, "holed", [*chain[:hole], *chain[hole + 1 :]])
+        found = mirror.leading_blocks(MODEL, chain)
+        assert {worker: length for worker, length in found.items() if worker != "holed"} == lengths
+        assert 1 <= found["holed"] <= 200
+        assert_groups_say_the_same(mirror, chain)
+
+
 def test_blocks_with_the_same_holders_share_one_mask() -> None:
     """A mask over a thousand workers has 160 bytes: one for each block would be most of the index."""
     mirror = BlockMirror()
@@ -278,8 +323,19 @@ def test_what_is_remembered_of_questions_is_bounded() -> None:
             mirror.leading_groups(MODEL, [block(step)])
     model = mirror._models[MODEL]
     assert len(model._expanded) * 300 < 5_000_000
-    assert len(model._masks) <= 16_384
     assert [len(workers) for _, workers in mirror.leading_groups(MODEL, [block(7)])] == [100]
+
+
+def test_what_is_remembered_of_walks_is_bounded() -> None:
+    """A chain of which everyone holds another length, asked for up to each of its blocks."""
+    mirror = BlockMirror()
+    chain = [block(index) for index in range(1500)]
+    for worker in range(500):
+        load(mirror, f"w{worker}", chain[: worker * 3 + 3])
+    for asked in range(1, 1501):
+        assert len(mirror.leading_groups(MODEL, chain[:asked])) == (asked + 2) // 3
+    model = mirror._models[MODEL]
+    assert sum(len(masks) for masks, _ in model._walked.values()) * 300 < 5_000_000
 
 
 def test_a_long_life_costs_no_memory() -> None:

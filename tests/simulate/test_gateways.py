@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+
 import pytest
 from antiphon_simulate.cluster import Cluster, StalledError, simulate
+from antiphon_simulate.policies.antiphon import AntiphonPolicy
 from antiphon_simulate.policies.round_robin import RoundRobinPolicy
 from antiphon_simulate.records import Arrival, ClusterShape, Ending, Placement, Sla
 
@@ -74,3 +78,23 @@ def test_a_gateway_that_keeps_requests_back_for_ever_is_told_so() -> None:
             block_tokens=BLOCK_TOKENS,
             gateways=2,
         )
+
+
+@pytest.mark.parametrize("gateways", [2, 4])
+def test_what_waits_at_several_gateways_hardly_ever_fills_the_same_room_twice(gateways: int) -> None:
+    """Left alone they do with every third or fourth: all hear of room with the same report."""
+    requests = [request(n, 40.0 * n, 1024, 2) for n in range(40)]
+    shape = ClusterShape(1, 2, 4000)
+    result = simulate(
+        requests, shape, TIMING, AntiphonPolicy(), Sla(), seed=0, block_tokens=BLOCK_TOKENS, gateways=gateways
+    )
+    placed_ms: defaultdict[str, list[float]] = defaultdict(list)
+    for outcome in result.outcomes:
+        assert outcome.placement is not None
+        if outcome.placed_ms - outcome.arrived_ms > 100.0:
+            placed_ms[outcome.placement.prefill or outcome.placement.decode].append(outcome.placed_ms)
+    waited = sum(map(len, placed_ms.values()))
+    assert waited > 30
+    # A prompt takes 130 ms and more.
+    twice = sum(later - one < 30.0 for its in placed_ms.values() for one, later in itertools.pairwise(sorted(its)))
+    assert twice <= waited / 10

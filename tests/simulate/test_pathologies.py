@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
+import msgspec
 from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import RouteDecision, WorkerRole
 from antiphon_simulate.cluster import simulate
@@ -185,7 +185,11 @@ class ColdAtFirst(AntiphonPolicy):
     def _decide(self, arrival: Arrival, now_ms: float) -> RouteDecision:
         decision = super()._decide(arrival, now_ms)
         index = arrival.request.index
-        return replace(decision, prefill=PREFILLERS[index % 3], prefix_peers=()) if index < 30 else decision
+        return (
+            msgspec.structs.replace(decision, prefill=PREFILLERS[index % 3], prefix_peers=())
+            if index < 30
+            else decision
+        )
 
 
 def test_a_cold_worker_among_warm_ones_gets_its_share() -> None:

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from antiphon_kvtransfer.cards import LocalWorker
+from antiphon_kvtransfer.data_plane import DataPlane
 from antiphon_kvtransfer.identity import HASH_BYTES, BlockHash
-from antiphon_kvtransfer.transport import Region
+from antiphon_kvtransfer.local_plane import LocalRankPlane
+from antiphon_kvtransfer.plane import KvPart
+from antiphon_kvtransfer.transport import Region, Transport
 from numpy.typing import NDArray
 
 REUSED = 255
@@ -35,8 +38,12 @@ class FakeKeeper:
         return Region(self.memory.ctypes.data, self.memory.nbytes)
 
     def local_worker(self, worker_id: str, incarnation: str, kv_format: str = "test/64/plain") -> LocalWorker:
+        return LocalWorker(worker_id, incarnation, kv_format, self.memory.shape[1], layers=1, kv_heads=1)
+
+    def plane(self, transports: Sequence[Transport]) -> DataPlane:
+        """Of one rank, which holds everything."""
         num_blocks, block_bytes = self.memory.shape
-        return LocalWorker(worker_id, incarnation, kv_format, block_bytes, num_blocks, self.region, 1, 1)
+        return DataPlane([LocalRankPlane(0, KvPart(0, 1, 0, 1), self.region, block_bytes, num_blocks, transports)])
 
     def store(self, block: int, content: int) -> None:
         self.memory[block] = content

@@ -52,13 +52,11 @@ async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> 
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    *workers: FakeWorker, keys: dict[str, str] | None = None, **options: Any
+    *workers: FakeWorker, keys: dict[str, str] | None = None, gateway_id: str = "gateway-test", **options: Any
 ) -> AsyncIterator[RunningGateway]:
     """Workers and a gateway that is attached to all of them."""
     async with fake_workers(*workers) as addresses:
-        gateway = Gateway(
-            dataclasses.replace(DEFAULTS, **{"worker": addresses, **options}), ApiKeys(keys), "gateway-test"
-        )
+        gateway = Gateway(dataclasses.replace(DEFAULTS, **{"worker": addresses, **options}), ApiKeys(keys), gateway_id)
         listener = listen("127.0.0.1", 0)
         server = create_server(gateway)
         gateway.start()

@@ -68,6 +68,10 @@ class InProcessClient:
             ),
         )
 
+    async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
+        name = body["metadata"]["name"]
+        return self._write("create", resource, name, lambda: self.api.create(served(resource), namespace, dict(body)))
+
     async def merge_patch(self, resource: Resource, namespace: str | None, name: str, patch: Object) -> Object:
         return self._write(
             "patch", resource, name, lambda: self.api.merge_patch(served(resource), namespace, name, dict(patch))

@@ -114,7 +114,7 @@ class _Worker:
         inner: Transport = TcpTransport(region) if transport == "tcp" else UcxTransport(region, owner=f"{worker_id}/i1")
         self.links = PeerLinks(
             self.keeper.local_worker(worker_id, "i1"),
-            [GatedTransport(inner, self.gate)],
+            self.keeper.plane([GatedTransport(inner, self.gate)]),
             self.keeper,
             heartbeat_ms=100,
             lost_after_ms=LOST_AFTER_MS,

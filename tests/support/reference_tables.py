@@ -1,4 +1,4 @@
-"""The tables of options and metrics in docs/, made from the code. `make docs` writes them; a test compares them."""
+"""Tables of options, metrics and parameters in docs/, made from the code. `make docs` writes, a test compares them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from antiphon.configuration import OptionSpec, specs
 from antiphon.deployment import handed_on
 from antiphon.options import ServeOptions
 from antiphon_engine import Load
+from antiphon_engine.executor import RankTimes
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.options import GatewayOptions
 from antiphon_operator.kube.metrics import API_REQUESTS
@@ -19,6 +20,8 @@ from antiphon_policy.latency import StepModelFit
 from antiphon_worker.metrics import WorkerMetrics
 from antiphon_worker.options import WorkerOptions
 from prometheus_client import CollectorRegistry
+
+from tests.support.other_servers import api_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN = "<!-- tables: written by `make docs` -->\n"
@@ -62,7 +65,8 @@ def metric_tables() -> str:
     gateway = GatewayMetrics()
     registry = CollectorRegistry()
     worker = WorkerMetrics(registry)
-    worker.watch(lambda: Load(*[0] * len(Load.__dataclass_fields__)), lambda: ())
+    load = Load(*[0] * len(Load.__dataclass_fields__))
+    worker.watch(lambda: load, lambda: (), rank_times=lambda: RankTimes(0.0, 0.0))
     worker.watch_predictions(StepModelFit())
     return "\n".join(
         [
@@ -102,7 +106,11 @@ def _metric_table(registry: CollectorRegistry) -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = (Page(DOCS / "configuration.md", option_tables), Page(DOCS / "operations.md", metric_tables))
+PAGES = (
+    Page(DOCS / "configuration.md", option_tables),
+    Page(DOCS / "operations.md", metric_tables),
+    Page(DOCS / "api.md", api_tables),
+)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from antiphon_operator.render.common import (
     disruption_budget,
     headless_service,
     pod_monitor,
+    ray_secret,
     redis_secret,
     service_account,
 )
@@ -151,6 +152,8 @@ def render(spec: Mapping[str, Any], *, name: str = "tiny", context: OperatorCont
         *(disruption_budget(model, pool) for pool in model.pools),
         *(stateful_set(model, pool.role, data, REPLICA) for pool in model.pools),
     ]
+    if any(pool.pods > 1 for pool in model.pools):
+        manifests.append(ray_secret(model, "token"))
     if needs_source_job(model):
         manifests.append(source_job(model, context))
     return Rendered(model, weights, data, tuple(manifests))

@@ -118,6 +118,7 @@ class ServedCluster:
             credentials_key_file=files["credentials-key"],
             gateway_url=self.url,
             lease_namespace=NAMESPACE,
+            revived=True,
         )
 
 

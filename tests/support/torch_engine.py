@@ -66,6 +66,8 @@ CONFIGS: dict[str, Any] = {
     "qwen3_moe": Qwen3MoeConfig(**_COMMON, **_MOE, num_experts=4, moe_intermediate_size=96, norm_topk_prob=True),
 }
 
+GREEDY = Sampling(temperature=0.0)
+
 MIXTURES = frozenset({"mixtral", "qwen3_moe"})
 """Shapes that the compiled decoder leaves to `transformers`."""
 
@@ -124,6 +126,7 @@ class Running:
     chunk: int = 1 << 30
     done: int = 0
     output: list[int] = field(default_factory=list)
+    sampling: Sampling = GREEDY
 
     @property
     def finished(self) -> bool:
@@ -133,7 +136,7 @@ class Running:
         known = [*self.prompt, *self.output]
         end = min(len(known), self.done + self.chunk)
         last = end == len(known)
-        spec = SampleSpec(Sampling(temperature=0.0), len(self.output), self.prompt, self.output, frozenset())
+        spec = SampleSpec(self.sampling, len(self.output), self.prompt, self.output, frozenset())
         return SequenceStep(name, known[self.done : end], self.done, self.blocks, spec if last else None)
 
 

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -25,7 +24,9 @@ import grpc.aio
 from antiphon_proto import worker_pb2 as wire
 from antiphon_proto.worker_pb2_grpc import WorkerStub
 
-START_DEADLINE_S = 180.0
+from tests.support.fork_server import TIMED_MODULES, TORCH_MODULES, ForkedProcess, start_forked
+
+START_DEADLINE_S = 400.0
 ANSWER_DEADLINE_S = 30.0
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -45,7 +46,7 @@ class ReadyFile:
 class WorkerProcess:
     """One `antiphon worker` process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ready: ReadyFile, log_path: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess, ready: ReadyFile, log_path: Path) -> None:
         self.process = process
         self.ready = ready
         self.log_path = log_path
@@ -140,16 +141,15 @@ def is_idle(status: dict[str, Any]) -> bool:
 class Workers:
     """Starts workers in `folder` and ends all of them."""
 
-    def __init__(
-        self, folder: Path, *common: str, command: Sequence[str] = (sys.executable, "-m", "antiphon", "worker")
-    ) -> None:
-        """`common`: options of every worker; by default a timed engine over tcp. `command`: what starts one."""
+    def __init__(self, folder: Path, *common: str, command: Sequence[str] = ()) -> None:
+        """`common`: options of every worker; by default a timed engine over tcp. `command`: what starts one; by default
+        they are `antiphon worker`, forked from a process that has imported all (`fork_server`)."""
         self._folder = folder
         self._command = tuple(command)
         self._common = common or TIMED
         self._numbers = itertools.count()
         self._all: list[WorkerProcess] = []
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._processes: list[asyncio.subprocess.Process | ForkedProcess] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -167,18 +167,8 @@ class Workers:
         ready_path = self._folder / f"worker-{number}.json"
         log_path = self._folder / f"worker-{number}.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("ANTIPHON_", "OTEL_"))}
-        with log_path.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *self._common,
-                *options,
-                "--ready-file",
-                str(ready_path),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**inherited, **(environment or {})},
-            )
+        words = (*self._common, *options, "--ready-file", str(ready_path))
+        process = await self._process(words, {**inherited, **(environment or {})}, log_path)
         self._processes.append(process)
         ends_at = time.monotonic() + START_DEADLINE_S
         while not ready_path.exists():
@@ -188,6 +178,17 @@ class Workers:
         worker = WorkerProcess(process, ReadyFile(**json.loads(ready_path.read_bytes())), log_path)
         self._all.append(worker)
         return worker
+
+    async def _process(
+        self, words: Sequence[str], environment: Mapping[str, str], log_path: Path
+    ) -> asyncio.subprocess.Process | ForkedProcess:
+        if not self._command:
+            modules = TIMED_MODULES if "timed" in words else TORCH_MODULES
+            return await start_forked(modules, ("worker", *words), environment, log_path)
+        with log_path.open("wb") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._command, *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
 
     async def start_all(self, *options: Sequence[str]) -> list[WorkerProcess]:
         """Start several at the same time, each with its own options."""

@@ -24,21 +24,34 @@ from antiphon_engine.torch_engine.step_batch import build_batch
 from tests.support.torch_engine import GreedySampler, drive, info_for, prompts_for, requests_for, tiny_model
 
 
-def test_built_once_and_found_again(tmp_path: Path) -> None:
-    first = build(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where libraries are kept, as in a cache folder: each is compiled by the first test that needs it."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+def test_built_once_and_found_again(folder: Path) -> None:
+    first = build(folder)
     written = first.stat().st_mtime_ns
-    assert build(tmp_path) == first
+    assert build(folder) == first
     assert first.stat().st_mtime_ns == written
-    assert [path.name for path in tmp_path.iterdir()] == [first.name], "scratch files stay behind"
+    assert {path.suffix for path in folder.iterdir()} == {".so"}, "scratch files stay behind"
     assert load(first).antiphon_panel() in (8, 16, 32)
 
 
-def test_a_changed_source_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build(tmp_path)
-    changed = tmp_path / "changed.cpp"
-    changed.write_text(kernel_build.SOURCE.read_text() + "\n// changed\n")
+def test_a_changed_source_is_another_library(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(folder)
+    _replace_source(tmp_path, monkeypatch)
+    second = build(folder)
+    assert second != first
+    assert load(second).antiphon_panel() == 4
+
+
+def _replace_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one of a line, for tests of what is done with a source, whatever it says."""
+    changed = folder / "changed.cpp"
+    changed.write_text('extern "C" int antiphon_panel() { return 4; }\n')
     monkeypatch.setattr(kernel_build, "SOURCE", changed)
-    assert build(tmp_path) != first
 
 
 def test_processes_that_build_at_once_all_get_a_whole_library(tmp_path: Path) -> None:
@@ -48,7 +61,7 @@ def test_processes_that_build_at_once_all_get_a_whole_library(tmp_path: Path) ->
         "print(load(build(pathlib.Path(sys.argv[1]))).antiphon_panel())"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = {process.communicate(timeout=100)[0].strip() for process in processes}
     assert len(answers) == 1
     assert answers <= {"8", "16", "32"}
@@ -74,13 +87,16 @@ def test_a_damaged_library_is_not_fatal(tmp_path: Path) -> None:
         load(damaged)
 
 
-def test_where_the_cache_folder_takes_no_files_the_process_compiles_for_itself(tmp_path: Path) -> None:
+def test_where_the_cache_folder_takes_no_files_the_process_compiles_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _replace_source(tmp_path, monkeypatch)
     in_the_way = tmp_path / "cache"
     in_the_way.write_text("as unwritable as the file system of an image, for every user")
     left_before = set(Path(tempfile.gettempdir()).glob("antiphon-kernels-*"))
     library = kernel_library(in_the_way / "kernels")
     assert library is not None
-    assert library.antiphon_panel() in (8, 16, 32)
+    assert library.antiphon_panel() == 4
     assert set(Path(tempfile.gettempdir()).glob("antiphon-kernels-*")) <= left_before
 
 
@@ -113,20 +129,20 @@ def test_without_a_compiler_the_torch_path_serves(
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names x86 instruction sets")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3"])
-def test_narrower_vectors_give_the_same_logits(march: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_narrower_vectors_give_the_same_logits(march: str, dtype: torch.dtype, folder: Path) -> None:
     """The source is right for every register width, not only for this CPU's: SSE and AVX2 builds beside it."""
     prompt = prompts_for(3)[2]
     logits = []
     for flags in ((), (f"-march={march}",)):
         model = tiny_model("qwen3", dtype)
         cache = KvCache(kv_shape(model.config, 16), 6, dtype)
-        decoder = NativeDecoder(with_types(load(build(tmp_path, extra_flags=flags))), model, cache, threads=2)
+        decoder = NativeDecoder(with_types(load(build(folder, extra_flags=flags))), model, cache, threads=2)
         for tokens, start in ((prompt[:-1], 0), (prompt[-1:], len(prompt) - 1)):
             spec = SampleSpec(Sampling(), 0, prompt, (), frozenset())
             step = [SequenceStep("r", tokens, start, range(6), spec)]
             batch = build_batch(step, block_tokens=16, num_blocks=6, vocab_size=200, max_context_tokens=512)
             logits.append(decoder.logits(batch))
-    assert with_types(load(build(tmp_path, extra_flags=(f"-march={march}",)))).panel in (8, 16)
+    assert with_types(load(build(folder, extra_flags=(f"-march={march}",)))).panel in (8, 16)
     tolerance = 1e-3 if dtype == torch.float32 else 5e-2
     for wide, narrow in zip(logits[:2], logits[2:], strict=True):
         assert torch.allclose(wide, narrow, rtol=tolerance, atol=tolerance * float(wide.abs().max()))

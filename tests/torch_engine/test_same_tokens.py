@@ -72,8 +72,8 @@ class _Running:
         return [self.recorder.finished[name].cached_tokens for name in names]
 
 
-def _start(*, kv_blocks: int, block_tokens: int) -> _Running:
-    settings = TorchSettings(dtype="float32", kv_blocks=kv_blocks, block_tokens=block_tokens, threads=2)
+def _start(*, kv_blocks: int, block_tokens: int, threads: int) -> _Running:
+    settings = TorchSettings(dtype="float32", kv_blocks=kv_blocks, block_tokens=block_tokens, threads=threads)
     executor = create_torch_executor(settings, lambda _: None)
     config = SchedulerConfig(max_batch_tokens=128, max_sequences=16)
     return _Running(*started(executor, config))
@@ -86,7 +86,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def roomy(folder: Path) -> Iterator[_Running]:
-    running = _start(kv_blocks=256, block_tokens=64)
+    running = _start(kv_blocks=256, block_tokens=64, threads=2)
     yield running
     running.engine.check_integrity()
     running.engine.close()
@@ -120,11 +120,12 @@ def test_sampled_tokens_equal_the_sampled_reference(roomy: _Running, sampled: tu
 
 
 def test_preempted_requests_give_the_same_tokens(greedy: tuple[Reference, ...], sampled: tuple[Reference, ...]) -> None:
-    running = _start(kv_blocks=40, block_tokens=16)
-    running.compare("greedy, with preemption", greedy, [_GREEDY] * len(greedy))
+    """Every second prompt either way: what a preempted request has to compute again is most of the time."""
+    running = _start(kv_blocks=40, block_tokens=16, threads=1)
+    running.compare("greedy, with preemption", greedy[::2], [_GREEDY] * len(greedy[::2]))
     preemptions = running.engine.preemptions
     assert preemptions > 0
-    running.compare("sampled, with preemption", sampled, _samplings())
+    running.compare("sampled, with preemption", sampled[1::2], _samplings()[1::2])
     assert running.engine.preemptions > preemptions
     report_of_blocks = running.engine.check_integrity()
     assert report_of_blocks.used_blocks == 0
@@ -132,7 +133,7 @@ def test_preempted_requests_give_the_same_tokens(greedy: tuple[Reference, ...], 
 
 
 def test_one_at_a_time_and_all_at_once_are_the_same(roomy: _Running, sampled: tuple[Reference, ...]) -> None:
-    for index in (0, 5, 12, 16, 19):
+    for index in (0, 12, 19):
         tokens, finish = roomy.tokens(sampled[index].prompt, sampling_of(index))
         assert finish is FinishReason.LENGTH
         assert_same(tokens, sampled[index])

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from antiphon_proto import worker_pb2 as wire
+from antiphon_worker import attach
 from antiphon_worker.attach import AttachServicer
 from antiphon_worker.identity import new_identity
 from antiphon_worker.options import WorkerOptions
+from antiphon_worker.role import CurrentRole
+from antiphon_worker.service import Drain
 
 from tests.support.workers import within
 
@@ -26,6 +29,11 @@ class Stream:
         self.to_worker: asyncio.Queue[wire.GatewayMessage] = asyncio.Queue()
         self.from_worker: asyncio.Queue[wire.WorkerMessage] = asyncio.Queue()
         self.ending = ""
+        self.takes = asyncio.Event()
+        """Cleared: what is written does not go."""
+        self.takes.set()
+        self.servicer: Any = None
+        self.drain = Drain()
 
     async def read(self) -> wire.GatewayMessage:
         return await self.to_worker.get()
@@ -34,6 +42,7 @@ class Stream:
         pass
 
     async def write(self, message: wire.WorkerMessage) -> None:
+        await self.takes.wait()
         self.from_worker.put_nowait(message)
 
     def done(self) -> bool:
@@ -49,19 +58,24 @@ class Stream:
 @pytest.fixture
 async def stream() -> AsyncIterator[Stream]:
     options = WorkerOptions(heartbeat_ms=100, lost_after_ms=int(LOST_AFTER_S * 1000))
+    drain = Drain()
     context: Any = SimpleNamespace(
         options=options,
         identity=new_identity(options),
+        role=CurrentRole("decode"),
+        drain=drain,
         heartbeat_s=0.1,
         lost_after_s=LOST_AFTER_S,
         links=SimpleNamespace(wanted=lambda peers: None),
-        load=SimpleNamespace(now=wire.QueueState),
+        load=SimpleNamespace(now=lambda: wire.QueueState(draining=drain.on), kept_back={}),
         bridge=SimpleNamespace(observe=lambda observer: None),
         hardware="",
     )
     handler: Any = None
     far_end: Any = Stream()
-    serving = asyncio.create_task(AttachServicer(context, handler, wire.ModelCard()).Attach(None, far_end))
+    far_end.drain = drain
+    far_end.servicer = AttachServicer(context, handler, wire.ModelCard())
+    serving = asyncio.create_task(far_end.servicer.Attach(None, far_end))
     far_end.to_worker.put_nowait(wire.GatewayMessage(hello=wire.Hello(gateway_id="g", heartbeat_ms=100)))
     assert (await within(10, far_end.from_worker.get())).HasField("welcome")
     try:
@@ -88,3 +102,34 @@ async def test_a_gateway_that_is_not_heard_is_lost(stream: Stream) -> None:
         while not stream.ending:  # noqa: ASYNC110 - heartbeats go on until then
             await asyncio.sleep(0.01)
     assert "not heard for 0.6 s" in stream.ending
+
+
+async def test_the_last_words_of_answers_come_before_the_end_of_a_worker(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last token of the last answer ends the drain, and is still to be written then."""
+    stream.takes.clear()
+    [session] = stream.servicer._sessions
+    for ref in range(3):
+        session.answer(wire.WorkerMessage(accepted=wire.Accepted(ref=ref)))
+    monkeypatch.setattr(attach, "REST_S", 10.0)
+    stream.servicer.break_off("the worker ends")
+    await asyncio.sleep(0.05)
+    stream.takes.set()
+    async with asyncio.timeout(10):
+        refs = []
+        while len(refs) < 3:
+            message = await stream.from_worker.get()
+            refs += [message.accepted.ref] if message.HasField("accepted") else []
+        while not stream.ending:  # noqa: ASYNC110 - nobody says so
+            await asyncio.sleep(0.01)
+    assert (refs, stream.ending) == ([0, 1, 2], "the worker ends")
+
+
+async def test_gateways_hear_of_a_drain_when_it_begins(stream: Stream) -> None:
+    """Not with the next heartbeat: until then they would send what is refused, or what meets the end of the stream."""
+    stream.drain.begin()
+    async with asyncio.timeout(10):
+        while not (message := await stream.from_worker.get()).HasField("step"):
+            pass
+    assert message.step.queue.draining

@@ -20,6 +20,7 @@ from antiphon_worker.identity import new_identity
 from antiphon_worker.load import LoadReport
 from antiphon_worker.metrics import WorkerMetrics
 from antiphon_worker.options import WorkerOptions
+from antiphon_worker.role import CurrentRole
 from antiphon_worker.service import WorkerContext
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
@@ -110,15 +111,16 @@ async def parts() -> AsyncIterator[Parts]:
     bridge = EngineBridge(on_blocks=lambda _: None, on_failure=lambda _: None)
     link = HaltingLink(engine)
     links: Any = OneLink(link)
-    identity = new_identity(options)
+    role = CurrentRole("decode")
     context = WorkerContext(
         options=options,
-        identity=identity,
+        identity=new_identity(options),
+        role=role,
         engine=engine,
         bridge=bridge,
         links=links,
         tokenizer=Tokenizer.from_buffer(engine.info.tokenizer_json),
-        load=LoadReport(engine, identity, prior=StepModel(), links=links.statuses, draining=lambda: False),
+        load=LoadReport(engine, role, prior=StepModel(), links=links.statuses, draining=lambda: False),
         channels=ChannelPool(),
         metrics=WorkerMetrics(CollectorRegistry()),
     )

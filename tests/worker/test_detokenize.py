@@ -73,6 +73,17 @@ def test_special_tokens(skip):
     assert "".join(pieces(BYTES, ids, skip=skip)) == BYTES.decode(ids, skip_special_tokens=skip)
 
 
+def test_kept_special_tokens_have_text_and_the_others_have_none():
+    tokenizer = Tokenizer.from_str(BYTES.to_str())
+    tokenizer.add_special_tokens(["<tool_call>", "</tool_call>"])
+    kept = [tokenizer.token_to_id("<tool_call>"), tokenizer.token_to_id("</tool_call>")]
+    detokenizer = Detokenizer(tokenizer, special_token_ids(tokenizer), skip_special_tokens=True, kept_special_ids=kept)
+    other = next(iter(special_token_ids(BYTES)))
+    letters = BYTES.encode("é", add_special_tokens=False).ids
+    got = [detokenizer.push(token_id) for token_id in [kept[0], other, *letters, other, kept[1]]]
+    assert got == ["<tool_call>", "", "", "é", "", "</tool_call>"]
+
+
 def test_endless_garbage_is_not_held_back_for_ever():
     detokenizer = Detokenizer(BYTES, frozenset(), skip_special_tokens=True)
     half = BYTES.encode("€", add_special_tokens=False).ids[0]

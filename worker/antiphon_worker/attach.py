@@ -14,8 +14,11 @@ it is given as a `SubmitHandler`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
@@ -26,6 +29,8 @@ from antiphon_proto.worker_pb2_grpc import WorkerServicer
 from antiphon_worker.channels import is_end
 from antiphon_worker.load_news import LoadNews
 from antiphon_worker.peers import WantedPeers
+from antiphon_worker.role import ChangeOutdated, ChangeRefused
+from antiphon_worker.role_change import change_role
 from antiphon_worker.service import WorkerContext
 from antiphon_worker.wire import peer_address
 
@@ -33,6 +38,9 @@ log = logging.getLogger("antiphon.worker")
 
 TICKS_OF_SILENCE = 6
 """A gateway is lost after so many looks that found nothing of it."""
+
+REST_S = 0.5
+"""How long the end of a stream waits for what was said before it. Less than the server's own stop takes."""
 
 MAX_OUTGOING_MESSAGES = 4096
 """Messages that a gateway may leave unread before its stream is broken off."""
@@ -74,6 +82,8 @@ class AttachServicer(WorkerServicer):
         self._sessions: set[_Session] = set()
         self._news = LoadNews(context.load, self._sessions)
         context.bridge.observe(self._news.observe)
+        context.role.on_change.append(self._tell_gateways)
+        context.drain.on_begin.append(self._tell_gateways)
 
     @property
     def gateways(self) -> int:
@@ -90,23 +100,49 @@ class AttachServicer(WorkerServicer):
     async def Attach(  # type: ignore[override]  # noqa: N802
         self, request_iterator: object, context: grpc.aio.ServicerContext[wire.GatewayMessage, wire.WorkerMessage]
     ) -> None:
-        session = _Session(self._context, self._handler, self._peers, self._card.digest, context)
+        session = _Session(self._context, self._handler, self._peers, self._card.digest, context, self._news.changed)
         self._sessions.add(session)
+        self._context.load.gateways = len(self._sessions)
         try:
             # By themselves: grpc cannot end a call whose first message, with them inside, is still being written.
             await context.send_initial_metadata(())
             reason = await session.run()
         finally:
             self._sessions.discard(session)
+            self._context.load.gateways = len(self._sessions)
+            session.keep_nothing_back()
         if not context.done():
             # Where the gateway does not read, this waits with nothing held but the call, until it does or goes away.
             await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+
+    async def SetRole(  # noqa: N802
+        self,
+        request: wire.SetRoleRequest,
+        context: grpc.aio.ServicerContext[wire.SetRoleRequest, wire.SetRoleReply],
+    ) -> wire.SetRoleReply:
+        try:
+            change_role(self._context, request)
+        except ChangeRefused as refused:
+            outdated = isinstance(refused, ChangeOutdated)
+            await context.abort(
+                grpc.StatusCode.ABORTED if outdated else grpc.StatusCode.FAILED_PRECONDITION, str(refused)
+            )
+        role = self._context.role
+        return wire.SetRoleReply(role=role.wire, role_version=role.version)
+
+    def _tell_gateways(self) -> None:
+        """The role has changed, or a drain begins. Gateways hear it before any refusal that comes of it, and before the
+        end of the worker: all go the same way."""
+        if self._sessions:
+            message = wire.WorkerMessage(step=wire.StepBatch(queue=self._context.load.now()))
+            for session in self._sessions:
+                session.tell_at_once(message)
 
     def break_off(self, reason: str) -> None:
         """End every stream, so that gateways know at once."""
         self._news.close()
         for session in self._sessions:
-            session.break_off(reason)
+            session.say_goodbye(reason)
 
 
 class _Session:
@@ -119,12 +155,15 @@ class _Session:
         peers: WantedPeers,
         card_digest: str,
         stream: grpc.aio.ServicerContext[wire.GatewayMessage, wire.WorkerMessage],
+        news: Callable[[], None],
     ) -> None:
+        """`news`: all gateways are told of the load soon."""
         self._context = context
         self._handler = handler
         self._peers = peers
         self._card_digest = card_digest
         self._stream = stream
+        self._news = news
         self._loop = asyncio.get_running_loop()
         self._gateway_id = "?"
         self._welcomed = False
@@ -132,6 +171,8 @@ class _Session:
         self._steps: list[wire.RequestStep] = []
         self._outgoing: deque[wire.WorkerMessage] = deque()
         self._outgoing_ready = asyncio.Event()
+        self._all_written = asyncio.Event()
+        self._all_written.set()
         self._silent_s = 0.0
         self._sent_at = self._loop.time()
         self._writing = False
@@ -139,6 +180,8 @@ class _Session:
         """For how long the message that is being written was not taken."""
         self._lost_after_s = context.lost_after_s
         self.owed_load = False
+        self._says_the_rest = False
+        """At the end, what was said before still goes down."""
         self._ended: asyncio.Future[str] = self._loop.create_future()
 
     async def run(self) -> str:
@@ -153,6 +196,10 @@ class _Session:
             waited: list[asyncio.Future[Any]] = [*tasks, self._ended]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             reason = self._reason(tasks)
+            if self._says_the_rest:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(REST_S):
+                        await self._all_written.wait()
         finally:
             self.break_off(reason)
             self._peers.depart(self)
@@ -165,6 +212,11 @@ class _Session:
             await asyncio.gather(*tasks, return_exceptions=True)
             log.info("gateway %s detached: %s (%d requests cancelled)", self._gateway_id, reason, len(live))
         return reason
+
+    def say_goodbye(self, reason: str) -> None:
+        """The worker ends: the last tokens of the last answers may be on their way."""
+        self._says_the_rest = True
+        self.break_off(reason)
 
     def break_off(self, reason: str) -> None:
         if not self._ended.done():
@@ -206,6 +258,8 @@ class _Session:
                         request.cancel()
                 case "peers":
                     self._peers.replace(self, [peer_address(peer) for peer in message.peers.peers])
+                case "kept_back":
+                    self._keep_back(message.kept_back)
                 case _:
                     pass  # a heartbeat: being heard is all there is to it
 
@@ -214,14 +268,14 @@ class _Session:
         self._welcomed = True
         self._lost_after_s = max(self._context.lost_after_s, 3 * hello.heartbeat_ms / 1000.0)
         self._silent_s = 0.0
-        identity = self._context.identity
+        identity, role = self._context.identity, self._context.role
         self._send(
             wire.WorkerMessage(
                 welcome=wire.Welcome(
                     worker_id=identity.worker_id,
                     incarnation=identity.incarnation,
-                    role=identity.wire_role,
-                    role_version=identity.role_version,
+                    role=role.wire,
+                    role_version=role.version,
                     card_digest=self._card_digest,
                     heartbeat_ms=self._context.options.heartbeat_ms,
                     queue=self._context.load.now(),
@@ -240,6 +294,17 @@ class _Session:
         request = self._handler.submit(submit, sink)
         if request is not None and not sink.over:
             self._requests[submit.ref] = request
+
+    def _keep_back(self, kept: wire.KeptBack) -> None:
+        if kept.tokens:
+            self._context.load.kept_back[self._gateway_id] = (kept, time.monotonic())
+            self._news()
+        else:
+            self.keep_nothing_back()
+
+    def keep_nothing_back(self) -> None:
+        if self._context.load.kept_back.pop(self._gateway_id, None) is not None:
+            self._news()
 
     # -- down
 
@@ -261,6 +326,11 @@ class _Session:
         self.owed_load = False
         self._send(message)
 
+    def tell_at_once(self, message: wire.WorkerMessage) -> None:
+        """Whoever was not welcomed yet hears it then."""
+        if self._welcomed and not self._ended.done():
+            self.tell_load(message)
+
     def forget(self, ref: int) -> None:
         self._requests.pop(ref, None)
 
@@ -276,6 +346,7 @@ class _Session:
             self.break_off(f"the gateway left {len(self._outgoing)} messages unread")
             return
         self._outgoing.append(message)
+        self._all_written.clear()
         self._outgoing_ready.set()
 
     async def _write(self) -> None:
@@ -287,6 +358,7 @@ class _Session:
                 self._writing = False
                 self._sent_at = self._loop.time()
             self._outgoing_ready.clear()
+            self._all_written.set()
             await self._outgoing_ready.wait()
 
     async def _watch(self) -> None:

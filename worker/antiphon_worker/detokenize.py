@@ -8,6 +8,8 @@ token. Joined, the pieces equal the decoding of all ids at once.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tokenizers import Tokenizer
 
 MAX_PENDING_TOKENS = 64
@@ -19,11 +21,20 @@ _REPLACEMENT = "�"
 class Detokenizer:
     """Decodes the output of one request."""
 
-    def __init__(self, tokenizer: Tokenizer, special_token_ids: frozenset[int], *, skip_special_tokens: bool) -> None:
-        """`special_token_ids`: see `special_token_ids`."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        special_token_ids: frozenset[int],
+        *,
+        skip_special_tokens: bool,
+        kept_special_ids: Collection[int] = (),
+    ) -> None:
+        """`special_token_ids`: see `special_token_ids`. `kept_special_ids`: those of them that have text all the same,
+        as tool calls and reasoning are marked by special tokens in many models."""
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._ignored = special_token_ids if skip_special_tokens else frozenset()
+        self._ignored = special_token_ids.difference(kept_special_ids) if skip_special_tokens else frozenset()
+        # What is to be skipped never comes as far as the decoder, which knows no exceptions.
+        self._skip = skip_special_tokens and not kept_special_ids
         self._segment: list[int] = []
         self._segment_text = ""
         self._pending: list[int] = []

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from antiphon_engine import BlockEngine, SchedulerConfig, TimedExecutor, TimedSettings
 from antiphon_engine.executor import Executor
+from antiphon_engine.parallel import ParallelShape, ShapeRefused
 from antiphon_policy.latency import StepModel
 from antiphon_telemetry.exit import ExitCode
 
 from antiphon_worker.errors import WorkerStartError
 from antiphon_worker.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from antiphon_engine.gang import GangSettings
+    from antiphon_engine.torch_engine import TorchSettings
 
 log = logging.getLogger("antiphon.worker")
 
@@ -19,17 +25,25 @@ TIMED_CONTEXT_TOKENS = 131_072
 
 
 def create_engine(options: WorkerOptions) -> BlockEngine:
-    """The engine, loaded and not started. Takes as long as loading the model does. Raises WorkerStartError."""
+    """The engine of one rank, loaded and not started. Takes as long as loading the model does.
+
+    Raises WorkerStartError.
+    """
+    config = scheduler_config(options)
+    executor = _timed(options) if options.engine == "timed" else _torch(options)
+    return BlockEngine(executor, config)
+
+
+def scheduler_config(options: WorkerOptions) -> SchedulerConfig:
+    """Raises WorkerStartError."""
     try:
-        config = SchedulerConfig(
+        return SchedulerConfig(
             max_batch_tokens=options.max_batch_tokens,
             max_sequences=options.max_sequences,
             max_waiting_tokens=options.max_waiting_tokens,
         )
     except ValueError as error:
         raise WorkerStartError(str(error), ExitCode.BAD_INPUT) from error
-    executor = _timed(options) if options.engine == "timed" else _torch(options)
-    return BlockEngine(executor, config)
 
 
 def step_model_prior(options: WorkerOptions) -> StepModel:
@@ -62,10 +76,42 @@ def _timed(options: WorkerOptions) -> Executor:
     )
 
 
-def _torch(options: WorkerOptions) -> Executor:
-    from antiphon_engine.torch_engine import TorchEngineError, TorchSettings, create_torch_executor
+def gang_settings(options: WorkerOptions, shape: ParallelShape) -> GangSettings:
+    """What ranks are to be started as, the model being looked at. Raises WorkerStartError."""
+    from antiphon_engine.gang import GangSettings
+    from antiphon_engine.gang.torch_ranks import MAKER, look_at_model
+    from antiphon_engine.torch_engine import TorchEngineError
 
-    settings = TorchSettings(
+    try:
+        model = look_at_model(_torch_settings(options), shape, log.info)
+    except TorchEngineError as error:
+        raise WorkerStartError(str(error), ExitCode(error.exit_code)) from error
+    except ShapeRefused as error:
+        raise WorkerStartError(str(error), ExitCode.BAD_INPUT) from error
+    return GangSettings(
+        shape=shape,
+        maker=MAKER,
+        maker_settings=model.packed,
+        host=options.host,
+        advertise=options.advertise_host,
+        spread_stages=options.spread_stages,
+        place_s=options.ray_wait_s,
+    )
+
+
+def _torch(options: WorkerOptions) -> Executor:
+    from antiphon_engine.torch_engine import TorchEngineError, create_torch_executor
+
+    try:
+        return create_torch_executor(_torch_settings(options), log.info)
+    except TorchEngineError as error:
+        raise WorkerStartError(str(error), ExitCode(error.exit_code)) from error
+
+
+def _torch_settings(options: WorkerOptions) -> TorchSettings:
+    from antiphon_engine.torch_engine import TorchSettings
+
+    return TorchSettings(
         model=options.model,
         name=options.name,
         dtype=options.dtype,
@@ -76,7 +122,3 @@ def _torch(options: WorkerOptions) -> Executor:
         threads=options.threads,
         cache_dir=options.cache_dir,
     )
-    try:
-        return create_torch_executor(settings, log.info)
-    except TorchEngineError as error:
-        raise WorkerStartError(str(error), ExitCode(error.exit_code)) from error

@@ -11,3 +11,7 @@ class WorkerStartError(Exception):
     def __init__(self, message: str, exit_code: ExitCode) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class EngineLost(Exception):
+    """What computes is gone, and the worker with it; it can live again with another engine."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from antiphon_engine.interface import Engine, Load, StepResult, StepSample
 from antiphon_kvtransfer.links import LinkStatus
 from antiphon_policy.latency import StepModel, StepModelFit
-from antiphon_proto.worker_pb2 import LinkState, QueueState, StepCoefficients
+from antiphon_proto.worker_pb2 import KeptBack, LinkState, QueueState, StepCoefficients
 
-from antiphon_worker.identity import WorkerIdentity
+from antiphon_worker.role import CurrentRole
 
 SLOW_PARTS_S = 0.5
 """The step model and the links are written anew at most so often."""
@@ -22,18 +22,23 @@ class LoadReport:
     def __init__(
         self,
         engine: Engine,
-        identity: WorkerIdentity,
+        role: CurrentRole,
         *,
         prior: StepModel,
         links: Callable[[], Sequence[LinkStatus]],
         draining: Callable[[], bool],
     ) -> None:
+        self.gateways = 0
+        """Attached now. Set by who serves their streams, as is `kept_back`."""
+        self.kept_back: dict[str, tuple[KeptBack, float]] = {}
+        """By gateway, what it keeps back, and when it said so (monotonic)."""
         self._engine = engine
-        self._identity = identity
+        self._role = role
         self._links = links
         self._draining = draining
         self._fit = StepModelFit(prior)
-        self._of_step: tuple[Load, QueueState] | None = None
+        self._of_step: tuple[Load, int, QueueState] | None = None
+        """With the version of the role that it tells."""
         self._last_load: Load | None = None
         self._slow_parts: tuple[StepCoefficients, list[LinkState]] = (StepCoefficients(), [])
         self._slow_parts_at = float("-inf")
@@ -70,9 +75,11 @@ class LoadReport:
         load = self._last_load
         if load is None:
             return self.now()
-        if self._of_step is None or self._of_step[0] is not load:
-            self._of_step = (load, self.state_of(load))
-        return self._of_step[1]
+        of_step, version = self._of_step, self._role.version
+        is_told = of_step is not None and of_step[0] is load and of_step[1] == version
+        if of_step is None or not is_told or of_step[2].draining != self._draining():
+            of_step = self._of_step = (load, version, self.state_of(load))
+        return of_step[2]
 
     def now(self) -> QueueState:
         """The state at this moment."""
@@ -88,7 +95,7 @@ class LoadReport:
             self._slow_parts_at = now
             self._slow_parts = (_coefficients(self._fit), [_link_state(link) for link in self._links()])
         coefficients, links = self._slow_parts
-        return QueueState(
+        state = QueueState(
             running=load.running,
             waiting=load.waiting,
             waiting_tokens=load.waiting_tokens,
@@ -98,11 +105,20 @@ class LoadReport:
             draining=self._draining(),
             step_model=coefficients,
             links=links,
-            role_version=self._identity.role_version,
+            role_version=self._role.version,
+            role=self._role.wire,
             held_blocks=load.retained_blocks,
             chunk_tokens=load.chunk_tokens,
+            max_sequences=load.max_sequences,
             empty_blocks=load.empty_blocks,
+            gateways=self.gateways,
         )
+        for gateway_id, (kept, said_at) in self.kept_back.items():
+            told = state.kept_back.add()
+            told.CopyFrom(kept)
+            told.gateway_id = gateway_id
+            told.said_ms_ago = int((now - said_at) * 1e3)
+        return state
 
 
 def _coefficients(fit: StepModelFit) -> StepCoefficients:

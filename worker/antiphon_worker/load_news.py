@@ -55,14 +55,23 @@ class LoadNews:
         self._told_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._closed = False
 
     def observe(self, result: StepResult) -> None:
         """A step has ended. To be called before requests hear what it brought them."""
         if self._hearers and self._is_news(result.load):
             self._look_at(max(self._loop.time(), self._told_at + EVERY_S))
 
+    def changed(self) -> None:
+        """Something of the load that is not the engine's."""
+        for hearer in self._hearers:
+            hearer.owed_load = True
+        if self._hearers and not self._closed:
+            self._look_at(max(self._loop.time(), self._told_at + EVERY_S))
+
     def close(self) -> None:
         """Tell nobody any more."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

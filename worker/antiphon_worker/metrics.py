@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from antiphon_engine.executor import RankTimes
 from antiphon_engine.interface import Load, StepResult
 from antiphon_kvtransfer.links import LinkStatus
 from antiphon_policy.latency import StepModelFit
@@ -59,9 +60,11 @@ class WorkerMetrics:
         load: Callable[[], Load],
         links: Callable[[], Sequence[LinkStatus]],
         preemptions: Callable[[], int] = int,
+        rank_times: Callable[[], RankTimes | None] = lambda: None,
     ) -> None:
         """Register what asks the engine and the links."""
         self._registry.register(_PreemptionCollector(preemptions))
+        self._registry.register(_RankTimesCollector(rank_times))
         fields: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
             ("antiphon_engine_running_requests", "Requests being computed", lambda now: now.running),
             ("antiphon_engine_waiting_requests", "Requests accepted and not yet begun", lambda now: now.waiting),
@@ -120,6 +123,28 @@ class _PreemptionCollector(Collector):
         )
         counter.add_metric([], self._preemptions())
         yield counter
+
+
+class _RankTimesCollector(Collector):
+    """Nothing where no ranks of their own compute."""
+
+    def __init__(self, rank_times: Callable[[], RankTimes | None]) -> None:
+        self._rank_times = rank_times
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        times = self._rank_times()
+        if times is None:
+            return
+        yield CounterMetricFamily(
+            "antiphon_engine_rank_busy_seconds",
+            "Of a replica of several ranks: time of its steps in the model and in exchanges between ranks",
+            value=times.busy_s,
+        )
+        yield CounterMetricFamily(
+            "antiphon_engine_rank_exchange_seconds",
+            "Of that: time in exchanges, waiting for other ranks included",
+            value=times.exchange_s,
+        )
 
 
 class _LinkCollector(Collector):

@@ -25,10 +25,11 @@ PULL_BLOCKS = 256
 """Blocks of one pull: what has arrived by then counts, whatever becomes of the rest."""
 
 
-async def pull_prefix(context: WorkerContext, held: HeldBlocks, peers: Sequence[PrefixPeer]) -> None:
+async def pull_prefix(context: WorkerContext, held: HeldBlocks, peers: Sequence[PrefixPeer]) -> bool:
     """Pull and publish as much of the held request's prefix as one of `peers` has beyond our own.
 
-    Returns in any case within about PREFIX_DEADLINE_S. Raises KeyError if the request is gone.
+    Returns in any case within about PREFIX_DEADLINE_S. False: a read was given up that may still write into the
+    reserved blocks, so nobody else may be asked for what is missing. Raises KeyError if the request is gone.
     """
     puller = BlockPuller(held, context.metrics, context.engine.info.kv_block_bytes)
     try:
@@ -41,7 +42,7 @@ async def pull_prefix(context: WorkerContext, held: HeldBlocks, peers: Sequence[
                 if wanted <= held.leading:
                     continue
                 if not await context.bridge.room(partial(held.reserve, wanted), PREFIX_DEADLINE_S):
-                    return
+                    return True
                 try:
                     link = await context.links.link(peer_address(prefix_peer.peer), context.lost_after_s)
                 except LinkError as error:
@@ -49,13 +50,14 @@ async def pull_prefix(context: WorkerContext, held: HeldBlocks, peers: Sequence[
                     continue
                 try:
                     if await _pull_from(link, held, puller, wanted):
-                        return
+                        return True
                 except LinkError as error:
-                    # Nobody else is asked: the read that was given up may still write into these blocks.
                     log.warning("the prefix from %s did not arrive: %s", prefix_peer.peer.worker_id, error)
-                    return
+                    return False
     except TimeoutError:
         log.warning("a prefix did not arrive from its peers within %.0f s; it is computed here", PREFIX_DEADLINE_S)
+        return False
+    return True
 
 
 async def _pull_from(link: PeerLink, held: HeldBlocks, puller: BlockPuller, wanted: int) -> bool:

@@ -2,8 +2,9 @@
 
 The order of starting is the order of what may be promised: the engine is loaded, then transports can be read from,
 then the engine runs and knows its own speed, then the gRPC server answers, then the cluster hears of it, and only then
-it is ready. Ending runs the other way: nothing new is taken, what runs may end, the record is withdrawn, and everything
-is closed. Everything but the engine's thread lives on one event loop, which this module owns.
+it is ready. Ending runs the other way: nothing new is taken, what runs may end or goes on elsewhere (`leave`), the
+record is withdrawn, and everything is closed. Everything but the engine's thread lives on one event loop, which this
+module owns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,34 +23,41 @@ from typing import Any
 import grpc.aio
 import msgspec
 import uvloop
-from antiphon_engine import BlockEngine
+from antiphon_engine import BlockEngine, ExecutorLost
 from antiphon_engine.interface import BlocksChanged, IntegrityError
 from antiphon_kvtransfer import RedisAccess, RedisUrlError
 from antiphon_kvtransfer.announcer import WorkerAnnouncer
 from antiphon_kvtransfer.cards import LocalWorker
+from antiphon_kvtransfer.data_plane import DataPlane
 from antiphon_kvtransfer.identity import contents_digest
 from antiphon_kvtransfer.links import PeerLinks
 from antiphon_kvtransfer.records import WorkerRecord
-from antiphon_kvtransfer.transport import Region, TransportError
+from antiphon_kvtransfer.transport import TransportError
 from antiphon_proto.worker_pb2_grpc import add_KvBlocksServicer_to_server
 from antiphon_telemetry.exit import ExitCode
 from antiphon_telemetry.status import StatusServer
+from prometheus_client import REGISTRY, CollectorRegistry
 from tokenizers import Tokenizer
 
 from antiphon_worker.bridge import EngineBridge
 from antiphon_worker.card import model_card
 from antiphon_worker.channels import ChannelPool, server_options
+from antiphon_worker.end_requests import EndRequests
 from antiphon_worker.engines import create_engine, step_model_prior
-from antiphon_worker.errors import WorkerStartError
+from antiphon_worker.errors import EngineLost, WorkerStartError
 from antiphon_worker.hardware import hardware_name
 from antiphon_worker.identity import WorkerIdentity, new_identity
+from antiphon_worker.join import run_join
+from antiphon_worker.leave import leave
 from antiphon_worker.load import LoadReport
 from antiphon_worker.metrics import WorkerMetrics
 from antiphon_worker.options import WorkerOptions
-from antiphon_worker.parallel import check_parallelism
+from antiphon_worker.parallel import checked_shape
+from antiphon_worker.ranks import run_with_ranks
+from antiphon_worker.role import CurrentRole, role_of
 from antiphon_worker.self_measure import begin_measuring, measured_steps
 from antiphon_worker.service import Drain, ServiceFactory, WorkerContext, WorkerService
-from antiphon_worker.transports import create_transports
+from antiphon_worker.transports import transport_offer
 
 log = logging.getLogger("antiphon.worker")
 
@@ -66,14 +73,18 @@ def run_worker(options: WorkerOptions, roles: Sequence[ServiceFactory]) -> int:
     try:
         # Before a model is loaded, which takes a while.
         _check_redis(redis_access(options))
-        check_parallelism(options)
+        shape = checked_shape(options)
+        if options.ray_join:
+            return run_join(options)
+        if shape.ranks > 1:
+            return run_with_ranks(options, roles, shape)
         engine = create_engine(options)
     except WorkerStartError as error:
         log.error("%s", error)
         return error.exit_code
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(options, roles, engine))
+            return runner.run(live(options, roles, engine))
     except WorkerStartError as error:
         log.error("%s", error)
         return error.exit_code
@@ -108,9 +119,17 @@ class _Ready:
     pid: int
 
 
-async def _serve(options: WorkerOptions, roles: Sequence[ServiceFactory], engine: BlockEngine) -> int:
+async def live(
+    options: WorkerOptions, roles: Sequence[ServiceFactory], engine: BlockEngine, requests: EndRequests | None = None
+) -> int:
+    """One life of a worker, with an engine that is loaded and not started: from its first promise to its last.
+
+    The exit code. `requests`: signals that somebody listens to already; None: it does so itself. Raises
+    WorkerStartError, and EngineLost once nobody is told of the worker any more: what computes has to be made anew.
+    """
     async with contextlib.AsyncExitStack() as closing:
         worker = await _Worker.start(options, roles, engine, closing)
+        (requests or EndRequests()).heard_by(worker.ask_to_end)
         return await worker.run()
 
 
@@ -123,15 +142,17 @@ class _Worker:
         services: Sequence[WorkerService],
         announcer: WorkerAnnouncer | None,
         record: WorkerRecord,
-        end: asyncio.Future[ExitCode],
+        end: asyncio.Future[ExitCode | EngineLost],
     ) -> None:
         self._context = context
         self._services = services
         self._announcer = announcer
         self._record = record
         self._end = end
-        self._signals = 0
+        self._asked = 0
         self._asked_to_end = asyncio.Event()
+        self._asked_to_hurry = asyncio.Event()
+        context.role.on_change.append(self._announce)
 
     @classmethod
     async def start(
@@ -148,7 +169,8 @@ class _Worker:
                 ExitCode.BAD_INPUT,
             )
         identity = new_identity(options)
-        end: asyncio.Future[ExitCode] = loop.create_future()
+        role = CurrentRole(role_of(options.role))
+        end: asyncio.Future[ExitCode | EngineLost] = loop.create_future()
         announce: list[WorkerAnnouncer] = []
 
         def on_blocks(change: BlocksChanged) -> None:
@@ -156,9 +178,13 @@ class _Worker:
                 announcer.block_change(change.sequence, change.stored, change.removed)
 
         def on_failure(error: BaseException) -> None:
-            log.critical("the engine's thread died; this worker ends", exc_info=error)
+            lost = isinstance(error, ExecutorLost)
+            if lost:
+                log.error("%s", error)
+            else:
+                log.critical("the engine's thread died; this worker ends", exc_info=error)
             if not end.done():
-                end.set_result(ExitCode.FAILURE)
+                end.set_result(EngineLost(str(error)) if lost else ExitCode.FAILURE)
 
         bridge = EngineBridge(on_blocks=on_blocks, on_failure=on_failure)
         closing.callback(bridge.close)
@@ -168,15 +194,13 @@ class _Worker:
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
             kv_format=info.kv_format,
-            block_bytes=memory.block_bytes,
-            num_blocks=memory.num_blocks,
-            region=Region(memory.address, memory.length_bytes),
+            block_bytes=info.kv_block_bytes,
             layers=info.layers,
             kv_heads=info.kv_heads,
         )
         links = PeerLinks(
             local,
-            create_transports(options, local),
+            DataPlane(engine.planes(transport_offer(options, identity))),
             engine,
             heartbeat_ms=options.heartbeat_ms,
             lost_after_ms=options.lost_after_ms,
@@ -188,10 +212,14 @@ class _Worker:
             raise WorkerStartError(str(error), ExitCode.UNAVAILABLE) from error
 
         drain = Drain()
-        metrics = WorkerMetrics()
-        metrics.watch(engine.load, links.statuses, lambda: engine.preemptions)
+        # A registry of this life's own, as a worker of several ranks may live more than once in a process.
+        registry = CollectorRegistry()
+        REGISTRY.register(registry)
+        closing.callback(REGISTRY.unregister, registry)
+        metrics = WorkerMetrics(registry)
+        metrics.watch(engine.load, links.statuses, lambda: engine.preemptions, lambda: engine.rank_times)
         load = LoadReport(
-            engine, identity, prior=step_model_prior(options), links=links.statuses, draining=lambda: drain.on
+            engine, role, prior=step_model_prior(options), links=links.statuses, draining=lambda: drain.on
         )
         bridge.observe(metrics.observe_step)
         metrics.watch_predictions(load.fit)
@@ -201,6 +229,7 @@ class _Worker:
         context = WorkerContext(
             options=options,
             identity=identity,
+            role=role,
             engine=engine,
             bridge=bridge,
             links=links,
@@ -211,7 +240,7 @@ class _Worker:
             drain=drain,
             hardware=hardware_name(options),
         )
-        services = [role(context) for role in roles]
+        services = [create(context) for create in roles]
         for service in services:
             closing.push_async_callback(service.close)
 
@@ -250,8 +279,8 @@ class _Worker:
             worker_id=identity.worker_id,
             revision=options.revision,
             incarnation=identity.incarnation,
-            role=identity.role,
-            role_version=identity.role_version,
+            role=role.name,
+            role_version=role.version,
             model=info.model,
             card_digest=model_card(info).digest,
             address=host_port(advertise, port),
@@ -270,12 +299,10 @@ class _Worker:
             closing.push_async_callback(_cancel, task)
 
         worker = cls(context, services, announcer, record, end)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.ask_to_end)
         log.info(
             "worker ready worker_id=%s role=%s address=%s status=%s model=%s",
             identity.worker_id,
-            identity.role,
+            role.name,
             record.address,
             record.status_address,
             info.model,
@@ -285,16 +312,18 @@ class _Worker:
         return worker
 
     def ask_to_end(self) -> None:
-        """SIGTERM or SIGINT: the first drains, the second ends at once."""
-        self._signals += 1
-        if self._signals == 1:
+        """SIGTERM or SIGINT: the first drains, the second does not wait for what runs, the third ends at once."""
+        self._asked += 1
+        if self._asked == 1:
             self._asked_to_end.set()
+        elif self._asked == 2:
+            self._asked_to_hurry.set()
         elif not self._end.done():
-            log.warning("told to end a second time: not waiting for running requests")
+            log.warning("told to end a third time: ending as things are")
             self._end.set_result(ExitCode.OK)
 
     async def run(self) -> int:
-        """Until told to end and drained, or until something failed; the exit code."""
+        """Until told to end and drained, or until something failed; the exit code. Raises EngineLost."""
         asked = asyncio.ensure_future(self._asked_to_end.wait())
         drain: asyncio.Task[None] | None = None
         try:
@@ -303,8 +332,10 @@ class _Worker:
                 drain = asyncio.ensure_future(self._drain())
                 await _first_of(drain, self._end)
             code = self._end.result() if self._end.done() else ExitCode.OK
-            if self._announcer is not None and code is ExitCode.OK:
+            if self._announcer is not None and code is not ExitCode.FAILURE:
                 await self._announcer.withdraw()
+            if isinstance(code, EngineLost):
+                raise code
             return code
         finally:
             await _cancel(asked)
@@ -313,19 +344,19 @@ class _Worker:
 
     async def _drain(self) -> None:
         self._context.drain.begin()
-        if self._announcer is not None:
-            self._announcer.update(msgspec.structs.replace(self._record, draining=True))
-        timeout_s = self._context.options.drain_timeout_s
-        log.info("draining: %d requests run; waiting up to %.0f s", self._active(), timeout_s)
-        try:
-            async with asyncio.timeout(timeout_s):
-                for service in self._services:
-                    await service.drained()
-        except TimeoutError:
-            log.warning("%d requests did not end in %.0f s; they are cut off", self._active(), timeout_s)
+        self._announce()
+        await leave(self._context, self._services, self._asked_to_hurry)
 
-    def _active(self) -> int:
-        return sum(service.active_requests for service in self._services)
+    def _announce(self) -> None:
+        """Role and draining, as they are now."""
+        role = self._context.role
+        log.info("role=%s role_version=%d draining=%s", role.name, role.version, self._context.drain.on)
+        if self._announcer is not None:
+            self._announcer.update(
+                msgspec.structs.replace(
+                    self._record, role=role.name, role_version=role.version, draining=self._context.drain.on
+                )
+            )
 
 
 def host_port(host: str, port: int) -> str:
@@ -366,7 +397,7 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _announcer_ended(end: asyncio.Future[ExitCode], task: asyncio.Task[None]) -> None:
+def _announcer_ended(end: asyncio.Future[ExitCode | EngineLost], task: asyncio.Task[None]) -> None:
     """The announcer rides out what Redis does; if it ends by itself, something is wrong here."""
     if task.cancelled():
         return
@@ -380,7 +411,7 @@ def _write_ready(path: Path, identity: WorkerIdentity, record: WorkerRecord) -> 
     ready = _Ready(
         worker_id=identity.worker_id,
         incarnation=identity.incarnation,
-        role=identity.role,
+        role=record.role,
         address=record.address,
         status_address=record.status_address,
         pid=os.getpid(),
@@ -429,8 +460,8 @@ async def _status(context: WorkerContext, services: Sequence[WorkerService]) -> 
     detail: dict[str, object] = {
         "worker_id": identity.worker_id,
         "incarnation": identity.incarnation,
-        "role": identity.role,
-        "role_version": identity.role_version,
+        "role": context.role.name,
+        "role_version": context.role.version,
         "model": engine.info.model,
         "revision": context.options.revision,
         "draining": context.drain.on,

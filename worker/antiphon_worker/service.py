@@ -20,6 +20,7 @@ from antiphon_worker.identity import WorkerIdentity
 from antiphon_worker.load import LoadReport
 from antiphon_worker.metrics import WorkerMetrics
 from antiphon_worker.options import WorkerOptions
+from antiphon_worker.role import CurrentRole
 
 
 class Drain:
@@ -27,6 +28,8 @@ class Drain:
 
     def __init__(self) -> None:
         self._on = False
+        self.on_begin: list[Callable[[], None]] = []
+        """Called when it begins."""
 
     @property
     def on(self) -> bool:
@@ -34,6 +37,8 @@ class Drain:
 
     def begin(self) -> None:
         self._on = True
+        for told in self.on_begin:
+            told()
 
 
 class TaskOwner:
@@ -64,6 +69,7 @@ class WorkerContext:
 
     options: WorkerOptions
     identity: WorkerIdentity
+    role: CurrentRole
     engine: Engine
     bridge: EngineBridge
     links: PeerLinks
@@ -115,6 +121,10 @@ class WorkerService(ABC):
     @abstractmethod
     async def drained(self) -> None:
         """Return once there is no active request."""
+
+    @abstractmethod
+    def give_back(self, why: str) -> None:
+        """Whoever asked for what still runs is told to have it done elsewhere."""
 
     @abstractmethod
     def break_off(self, reason: str) -> None:

@@ -1,8 +1,11 @@
 """The text of one request: detokenised, cut at stop strings, each token's log-probability sent with its text.
 
 One `OutputText` sees every output id of a request, wherever it was sampled (here, or the first one on a prefill
-worker), in order. It is a function of the ids alone, so the ids of an earlier attempt, replayed, put it into the very
-state that the earlier worker was in, held-back text included.
+worker), in order. Its text is a function of the ids alone, so the ids of an earlier attempt, replayed, put it into the
+very state that the earlier worker was in, held-back text included. What no ids give back are log-probabilities that
+waited for such text: each is told when it is held, too, and comes back with the replay.
+
+(Where an answer keeps to a grammar, the engine's matcher is of the same kind: the ids so far, replayed, give it back.)
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from antiphon_engine.interface import FinishReason, TokenLogprob
 
@@ -26,6 +30,8 @@ class TextDelta:
     text: str
     logprobs: tuple[TokenLogprob, ...]
     """Of the tokens whose text has been sent by now."""
+    held_logprobs: tuple[TokenLogprob, ...]
+    """Of those of these tokens whose text is held back."""
     finish: FinishReason | None
     stop_reason: str
     """With `finish` STOP: the stop string or the stop token id; empty for EOS."""
@@ -66,12 +72,15 @@ class OutputText:
         """Output ids seen so far, those of earlier attempts included."""
         return self._tokens
 
-    def replay(self, token_ids: Sequence[int]) -> None:
-        """Take ids of an earlier attempt, whose text has been sent as far as it was safe."""
-        for token_id in token_ids:
+    def replay(self, token_ids: Sequence[int], held_logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Take ids of an earlier attempt, whose text has been sent as far as it was safe. `held_logprobs`: of the last
+        of them, those that were told as held and not sent since."""
+        first_held = len(token_ids) - len(held_logprobs)
+        for index, token_id in enumerate(token_ids):
             self._tokens += 1
-            self._advance(self._detokenizer.push(token_id), None)
-        self._held.clear()
+            self._advance(
+                self._detokenizer.push(token_id), held_logprobs[index - first_held] if index >= first_held else None
+            )
 
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], finish: FinishReason | None
@@ -88,21 +97,28 @@ class OutputText:
             texts.append(step_text)
             if matched is not None:
                 return TextDelta(
-                    tuple(token_ids[: index + 1]), "".join(texts), self._cut_logprobs(), FinishReason.STOP, matched
+                    tuple(token_ids[: index + 1]), "".join(texts), self._cut_logprobs(), (), FinishReason.STOP, matched
                 )
         stop_reason = ""
         if finish is not None:
             rest, matched = self._advance(self._detokenizer.flush(), None)
             texts.append(rest)
             if matched is not None:
-                return TextDelta(tuple(token_ids), "".join(texts), self._cut_logprobs(), FinishReason.STOP, matched)
+                return TextDelta(tuple(token_ids), "".join(texts), self._cut_logprobs(), (), FinishReason.STOP, matched)
             held = self._stops.flush()
             self._sent_chars += len(held)
             texts.append(held)
             if finish is FinishReason.STOP and token_ids and token_ids[-1] in self._stop_token_ids:
                 stop_reason = str(token_ids[-1])
-        ready = self._ready_logprobs() if finish is None else self._all_logprobs()
-        return TextDelta(tuple(token_ids), "".join(texts), ready, finish, stop_reason)
+        if finish is not None:
+            return TextDelta(tuple(token_ids), "".join(texts), self._all_logprobs(), (), finish, stop_reason)
+        ready = self._ready_logprobs()
+        return TextDelta(tuple(token_ids), "".join(texts), ready, self._held_of_last(len(logprobs)), None, "")
+
+    def _held_of_last(self, count: int) -> tuple[TokenLogprob, ...]:
+        """Of the last `count` tokens, those that wait for their text."""
+        first = max(0, len(self._held) - count)
+        return tuple(held.logprob for held in islice(self._held, first, None)) if self._held else ()
 
     def _advance(self, decoded: str, logprob: TokenLogprob | None) -> tuple[str, str | None]:
         begin = self._decoded_chars

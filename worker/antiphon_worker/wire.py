@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from antiphon_engine.interface import FinishReason, RefusalReason, Sampling, TokenLogprob
+from antiphon_engine.interface import (
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    RefusalReason,
+    RequestRefused,
+    Sampling,
+    TokenLogprob,
+)
 from antiphon_kvtransfer.links import PeerAddress
 from antiphon_proto import worker_pb2 as wire
 
@@ -18,9 +26,20 @@ _FINISHES: dict[FinishReason, wire.Finish.ValueType] = {
     FinishReason.ERROR: wire.Finish.FINISH_ERROR,
 }
 
+_GRAMMARS: dict[wire.GrammarKind.ValueType, GrammarKind] = {
+    wire.GrammarKind.GRAMMAR_JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
+    wire.GrammarKind.GRAMMAR_JSON_OBJECT: GrammarKind.JSON_OBJECT,
+    wire.GrammarKind.GRAMMAR_REGEX: GrammarKind.REGEX,
+    wire.GrammarKind.GRAMMAR_CHOICE: GrammarKind.CHOICE,
+    wire.GrammarKind.GRAMMAR_LARK: GrammarKind.LARK,
+}
+
 
 def engine_sampling(message: wire.Sampling) -> Sampling:
-    """How the engine is to choose tokens. Zero stands for 'off' where the protocol's default must mean that."""
+    """How the engine is to choose tokens. Zero stands for 'off' where the protocol's default must mean that.
+
+    Raises RequestRefused for a grammar that this worker cannot know.
+    """
     return Sampling(
         temperature=message.temperature,
         top_p=message.top_p or 1.0,
@@ -37,7 +56,19 @@ def engine_sampling(message: wire.Sampling) -> Sampling:
         min_tokens=message.min_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        grammar=engine_grammar(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def engine_grammar(message: wire.Grammar) -> Grammar:
+    """Raises RequestRefused for a kind that this worker does not know."""
+    kind = _GRAMMARS.get(message.kind)
+    if kind is None:
+        raise RequestRefused(
+            RefusalReason.INVALID, f"the worker knows no grammar of kind {message.kind}: it is older than its gateway"
+        )
+    opening = message.opening_token_id if message.HasField("opening_token_id") else None
+    return Grammar(kind, message.text, tuple(message.after_token_ids), opening)
 
 
 def wire_refusal(reason: RefusalReason) -> wire.RefusalReason.ValueType:

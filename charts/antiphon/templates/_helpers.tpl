@@ -64,3 +64,12 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels: {{- include "antiphon.selector" . | nindent 8 }}
 {{- end }}
+
+{{/* What the users of Valkey may do, by its access rules. */}}
+{{- define "antiphon.operatorRights" -}}
+~antiphon:* resetchannels -@all +@read +set +eval +time +zadd +zremrangebyscore +pexpire +hset +hdel +xadd +info +acl|setuser +acl|deluser +acl|list +ping +select +client|setinfo
+{{- end }}
+
+{{- define "antiphon.gatewayRights" -}}
+~antiphon:models ~antiphon:{* resetchannels -@all +eval +time +info +xread +xrevrange +get +hget +hmget +scard +sscan +zrange +zrangebyscore +ping +select +client|setinfo (~antiphon:{*}:news -@all +hset +hdel +hkeys +pexpire)
+{{- end }}

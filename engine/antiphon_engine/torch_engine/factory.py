@@ -114,14 +114,20 @@ def model_info(checkpoint: CheckpointInfo, settings: TorchSettings, dtype: torch
     )
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype that settings name. Raises BadSettings."""
+    if name not in _DTYPES:
+        raise BadSettings(f"dtype is {name!r}: choose one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
 def _checked_dtype(settings: TorchSettings) -> torch.dtype:
-    if settings.dtype not in _DTYPES:
-        raise BadSettings(f"dtype is {settings.dtype!r}: choose one of {', '.join(_DTYPES)}")
+    dtype = torch_dtype(settings.dtype)
     if settings.block_tokens < 1:
         raise BadSettings(f"block_tokens is {settings.block_tokens}: it must be at least 1")
     if settings.kv_blocks < 0 or settings.kv_memory_gb < 0 or settings.max_context_tokens < 0:
         raise BadSettings("kv_blocks, kv_memory_gb and max_context_tokens may not be negative")
-    return _DTYPES[settings.dtype]
+    return dtype
 
 
 def _pool_blocks(

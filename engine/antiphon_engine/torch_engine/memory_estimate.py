@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from antiphon_engine.torch_engine.kv_cache import KvShape
 
-_RUNTIME_BYTES = 400 * 1024 * 1024
+RUNTIME_BYTES = 400 * 1024 * 1024
 """Interpreter, libraries and one step's activations and logits."""
 
 _WEIGHT_COPIES = 2
@@ -42,7 +42,7 @@ def weights_bytes(config: Any, dtype: torch.dtype) -> int:
 def estimate_bytes(config: Any, dtype: torch.dtype, num_blocks: int, block_tokens: int) -> int:
     """The most memory that loading and serving need with a pool of `num_blocks`."""
     pool = kv_shape(config, block_tokens).block_bytes(dtype) * num_blocks
-    return weights_bytes(config, dtype) * _WEIGHT_COPIES + pool + _RUNTIME_BYTES
+    return weights_bytes(config, dtype) * _WEIGHT_COPIES + pool + RUNTIME_BYTES
 
 
 def blocks_for_memory(config: Any, dtype: torch.dtype, block_tokens: int, memory_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 For logits l of one row, in this order (as vLLM, and OpenAI where it defines them):
 
+* a grammar's mask: what it does not allow is -inf;
 * log-probabilities, if asked for: log_softmax(l), before anything else;
 * repetition penalty r, for ids in prompt or output: l / r if l > 0, else l * r;
 * frequency penalty f and presence penalty p, for ids in the output: l - f * count - p;
@@ -18,7 +19,7 @@ coarse noise alone an id is out if its coarse u / exp(l) is above an upper bound
 vectorisation change which id wins.
 
 A row whose logits are not numbers counts as -inf there and is logged; a row with nothing left gives its lowest id
-that is not forbidden.
+that is allowed and not forbidden.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from antiphon_engine.torch_engine.noise import COARSE_STEPS, IdArray, Noise
 logger = logging.getLogger("antiphon.engine.torch")
 
 Logits = NDArray[np.float32]
+Allowed = NDArray[np.bool_]
 
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would only overflow."""
@@ -71,18 +73,21 @@ class Sampler:
 
     def _sample_row(self, raw: Logits, spec: SampleSpec) -> SampledToken:
         raw = _numbers_only(raw)
+        allowed = _allowed(spec, self._vocab_size)
+        if allowed is not None:
+            raw = np.where(allowed, raw, np.float32(-np.inf))
         row = self._adjusted(raw, spec)
         sampling = spec.sampling
         best = float(row.max())
         if best == -math.inf:
-            token_id = _lowest_allowed(spec.forbidden, self._vocab_size)
+            token_id = _lowest_allowed(spec.forbidden, allowed, self._vocab_size)
         elif sampling.temperature < _GREEDY_BELOW:
             token_id = int(row.argmax())
         else:
-            token_id = self._random_id(row, spec)
+            token_id = self._random_id(row, spec, allowed)
         if sampling.logprobs is None:
             return SampledToken(token_id, None)
-        return SampledToken(token_id, _logprobs(raw, token_id, sampling.logprobs))
+        return SampledToken(token_id, _logprobs(raw, token_id, sampling.logprobs, masked=allowed is not None))
 
     def _adjusted(self, raw: Logits, spec: SampleSpec) -> Logits:
         """Penalties, bias and forbidden ids; `raw` itself where there are none."""
@@ -110,13 +115,13 @@ class Sampler:
     def _known(self, ids: IdArray) -> IdArray:
         return ids[(ids >= 0) & (ids < self._vocab_size)]
 
-    def _random_id(self, row: Logits, spec: SampleSpec) -> int:
+    def _random_id(self, row: Logits, spec: SampleSpec, allowed: Allowed | None) -> int:
         sampling = spec.sampling
         row = row / np.float32(sampling.temperature)
         best = float(row.max())
         if best == math.inf:
             row = np.where(row == np.inf, np.float32(0), np.float32(-np.inf))
-        ids = _filtered(row, sampling)
+        ids = _filtered(row, sampling, _few(allowed))
         noise = Noise(sampling.seed, sampling.choice, spec.position)
         return _gumbel_max(row, ids, noise)
 
@@ -126,6 +131,7 @@ def _is_plain(spec: SampleSpec) -> bool:
     sampling = spec.sampling
     return (
         sampling.temperature < _GREEDY_BELOW
+        and spec.allowed is None
         and sampling.logprobs is None
         and not spec.forbidden
         and not sampling.logit_bias
@@ -142,18 +148,35 @@ def _numbers_only(row: Logits) -> Logits:
     return np.nan_to_num(row, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
 
-def _lowest_allowed(forbidden: frozenset[int], vocab_size: int) -> int:
-    return next((token_id for token_id in range(vocab_size) if token_id not in forbidden), 0)
+def _allowed(spec: SampleSpec, vocab_size: int) -> Allowed | None:
+    """[vocabulary]: what the grammar allows; None: all. Here its mask is waited for."""
+    bits = None if spec.allowed is None else spec.allowed.bits()
+    if bits is None:
+        return None
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+
+
+def _few(allowed: Allowed | None) -> IdArray | None:
+    """The allowed ids, where they are so few that noise for them alone is less work."""
+    if allowed is None or np.count_nonzero(allowed) > _SPARSE_IDS:
+        return None
+    return np.flatnonzero(allowed)
+
+
+def _lowest_allowed(forbidden: frozenset[int], allowed: Allowed | None, vocab_size: int) -> int:
+    ids = range(vocab_size) if allowed is None else np.flatnonzero(allowed).tolist()
+    return next((token_id for token_id in ids if token_id not in forbidden), 0)
 
 
 # ------------------------------------------------------------------ filters
 
 
-def _filtered(row: Logits, sampling: Sampling) -> IdArray | None:
-    """Ids that top-k, top-p and min-p leave, ascending. None: all."""
-    ids: IdArray | None = None
-    if 0 < sampling.top_k < len(row):
-        ids = np.sort(_best_ids(row, sampling.top_k))
+def _filtered(row: Logits, sampling: Sampling, ids: IdArray | None) -> IdArray | None:
+    """Of `ids` (all if None; ascending), those that top-k, top-p and min-p leave, ascending. None: all."""
+    values = row if ids is None else row[ids]
+    if 0 < sampling.top_k < len(values):
+        places = np.sort(_best_ids(values, sampling.top_k))
+        ids = places if ids is None else ids[places]
     if sampling.top_p < 1.0:
         ids = _nucleus(row, ids, sampling.top_p)
     if sampling.min_p > 0.0:
@@ -220,12 +243,15 @@ def _gumbel_max(row: Logits, ids: IdArray | None, noise: Noise) -> int:
 # ------------------------------------------------------------------ log-probabilities
 
 
-def _logprobs(row: Logits, token_id: int, count: int) -> TokenLogprob:
+def _logprobs(row: Logits, token_id: int, count: int, *, masked: bool) -> TokenLogprob:
+    """`masked`: alternatives that cannot be sampled are left out, so there may be fewer than `count`."""
     best = row.max()
     if not np.isfinite(best):
         return TokenLogprob(token_id, 0.0 if row[token_id] == best else _LOWEST_LOGPROB)
     normaliser = float(best) + math.log(float(np.exp(row - best).sum(dtype=np.float64)))
     top = _best_ids(row, count) if count > 0 else np.empty(0, dtype=np.int64)
+    if masked:
+        top = top[row[top] > -np.inf]
     return TokenLogprob(
         token_id=token_id,
         logprob=max(float(row[token_id]) - normaliser, _LOWEST_LOGPROB),

@@ -10,6 +10,7 @@ from antiphon_operator.names import Role
 from antiphon_operator.plan.clock import moment, stamp
 from antiphon_operator.plan.picture import Picture, condition_before
 from antiphon_operator.plan.rollout import Stage
+from antiphon_operator.plan.scaling_status import scaling_limited
 from antiphon_operator.plan.serving import Reach
 from antiphon_operator.plan.state import State
 from antiphon_operator.plan.transfer import judge_transfer
@@ -33,6 +34,9 @@ def conditions(picture: Picture) -> tuple[Condition, ...]:
         ConditionType.ROLLOUT_COMPLETE: rollout_complete(picture),
         ConditionType.UPDATE_AVAILABLE: update_available(picture),
     }
+    limited = scaling_limited(picture.state)
+    if limited is not None:
+        verdicts[ConditionType.SCALING_LIMITED] = limited
     return with_times(picture.state, verdicts)
 
 
@@ -66,6 +70,8 @@ def ready(picture: Picture, pools: Verdict) -> Verdict:
     if picture.refused:
         return Verdict("False", Reason.SPEC_REFUSED, picture.refused)
     if not picture.scaling.sizes.wanted["decode"]:
+        if state.model.spec.autoscaling.mode == "Enforce":
+            return Verdict("False", Reason.SCALED_TO_ZERO, "Nobody asks for it: the next request wakes the Model.")
         return Verdict(
             "False",
             Reason.SCALED_TO_ZERO,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from antiphon_operator.plan.picture import Picture, first_time
 from antiphon_operator.plan.planned import Announce
 from antiphon_operator.plan.rollout import Stage
+from antiphon_operator.plan.scaling_status import scaled
 from antiphon_operator.resource.reasons import ConditionType, Reason
 
 
@@ -27,6 +28,7 @@ def announcements(picture: Picture) -> tuple[Announce, ...]:
         found.append(Announce("Warning", "RolloutFailed", f"Revision {name} is given up. {picture.failed}"))
     if decision.completes and (state.completed is None or state.completed.name != name):
         found.append(Announce("Normal", "RolloutComplete", f"All replicas are of revision {name}."))
+    found += scaled(state)
     for replica in picture.fleet.deleted:
         if replica.lost:
             found.append(

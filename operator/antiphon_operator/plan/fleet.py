@@ -1,19 +1,21 @@
 """From wanted numbers to single replicas: which are made, which drain, which go.
 
-Who goes when there are too many: what is not ready before what is, then the newest, whose cache is worth least. A
-replica whose worker may have requests is marked as draining first; it goes when its worker says that it is idle, at
-the earliest 3 s after it was marked (gateways must have heard), or at the drain timeout. One that never started goes
-at once, and so does one on a lost node: nobody can reach it. When more are wanted again, draining ones are taken back
+Who goes when there are too many: what is not ready before what is; of ready ones the one whose loss costs least, where
+gateways tell of workers (`antiphon_policy.scaling.victims`), else the newest, whose cache is worth least. A replica
+whose worker may have requests is marked as draining first; it goes when its worker says that it is idle, at the
+earliest 3 s after it was marked (gateways must have heard), or at the drain timeout. One that never started goes at
+once, and so does one on a lost node: nobody can reach it. When more are wanted again, draining ones are taken back
 before new ones are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import msgspec
+from antiphon_policy.scaling.victims import Candidate, first_to_go
 
 from antiphon_operator.names import ROLES, Role
 from antiphon_operator.plan.memory import PoolMemory
@@ -45,6 +47,8 @@ class FleetInput:
     drain_reason: str
     drain_timeout_s: float
     now: datetime
+    lost_ms: Mapping[str, float] = field(default_factory=dict)
+    """By worker: what its loss would cost. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def arrange(fleet: FleetInput) -> Fleet:
             groups.setdefault((replica.revision, replica.role), []).append(replica)
     for (revision, role), members in sorted(groups.items(), key=lambda group: (ROLES.index(group[0][1]), group[0][0])):
         count = fleet.wanted.get(revision, {}).get(role, 0)
-        stay, drain = _split(members, count)
+        stay, drain = _split(members, count, fleet.lost_ms)
         for replica in drain:
             gone, marked = _drained(replica, fleet)
             (deleted if gone else kept).append(marked)
@@ -96,9 +100,15 @@ def _grown(memory: PoolMemory) -> PoolMemory:
     return msgspec.structs.replace(memory, next_ordinal=memory.next_ordinal + 1)
 
 
-def _split(members: Iterable[Replica], count: int) -> tuple[list[Replica], list[Replica]]:
-    """Those that stay, with no mark, and those that drain."""
-    ranked = sorted(members, key=lambda replica: (not replica.live, not replica.ready, replica.ordinal, replica.name))
+def _split(members: Iterable[Replica], count: int, lost_ms: Mapping[str, float]) -> tuple[list[Replica], list[Replica]]:
+    """Those that stay, with no mark, and those that drain. Who drains already goes on with it."""
+    by_worker = {replica.worker: replica for replica in members}
+    living = [Candidate(one.worker, one.ready, one.ordinal) for one in by_worker.values() if one.live]
+    ranked = [by_worker[candidate.worker_id] for candidate in reversed(first_to_go(living, lost_ms))]
+    ranked += sorted(
+        (replica for replica in by_worker.values() if not replica.live),
+        key=lambda replica: (not replica.ready, replica.ordinal, replica.name),
+    )
     stay: list[Replica] = []
     drain: list[Replica] = []
     for replica in ranked:

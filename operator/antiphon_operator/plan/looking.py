@@ -24,7 +24,9 @@ def wants(picture: Picture) -> Wants:
     return Wants(
         events_of=frozenset[str]().union(*(found.events_of for found in picture.findings.values())),
         log_of=frozenset[str]().union(*(found.log_of for found in picture.findings.values())),
-        workers=frozenset(draining) | wanted_pages(picture.state, picture.kept),
+        workers=frozenset(draining).union(
+            wanted_pages(picture.state, picture.kept), *(found.pages_of for found in picture.findings.values())
+        ),
         gateways=picture.state.context.gateway_configured,
     )
 

@@ -42,6 +42,10 @@ class PoolMemory(Struct, frozen=True, kw_only=True, rename="camel"):
     failed_at: str = ""
     counted: tuple[int, ...] = ()
     """Ordinals of the gangs behind the last failure: they may stand a while longer, and count once."""
+    sized: int | None = None
+    """Under Enforce: the number that was applied last. Another one there is somebody else's."""
+    edits: int = 0
+    """How often somebody else has set the number under Enforce."""
 
     def failed(self, now: str, ordinals: tuple[int, ...]) -> PoolMemory:
         """These gangs are broken, which is one failure, unless it was counted before: whoever counted it may have

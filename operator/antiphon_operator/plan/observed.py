@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from antiphon_policy.scaling.remembered import Told
+
+from antiphon_operator.resource.reasons import Reason
+
 Object = Mapping[str, Any]
 """A Kubernetes object as parsed JSON. Never changed."""
 
@@ -43,6 +47,41 @@ class WorkerView:
     """No request, no prefill run for a peer, nothing pinned."""
     links: tuple[str, ...] = ()
     """Transports in use to its peers: `ucx`, `tcp`, ..."""
+    problem: str = ""
+    """Of a gang that does not serve (yet, or again): what is in its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerView:
+    """What the autoscaler says of the Model. In the modes Disabled and External it measures only."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Replicas that each pool should have, by role."""
+    edits: Mapping[str, int] = field(default_factory=dict)
+    """How many hand edits of each Pool it knew of: against newer ones its word is void."""
+    told: Told | None = None
+    """The last decision that changed something."""
+    limit: Limit | None = None
+    """What keeps the pools from having what they need."""
+    silent: bool = False
+    """No gateway tells anything, so it keeps all as it is."""
+    attainment: float | None = None
+    """Share of the feasible requests of the window that were served inside the promise."""
+    ttft_p95_ms: float | None = None
+    tpot_p95_ms: float | None = None
+    window_s: float = 300.0
+    advice: str = ""
+    """What a person could do that the autoscaler cannot."""
+    lost_ms: Mapping[str, float] = field(default_factory=dict)
+    """By pod name: what it would cost to lose the worker. Empty: nobody told anything of workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """More is needed than is allowed."""
+
+    reason: Reason
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +111,5 @@ class Observed:
     """None: no gateway is configured, or none was asked yet."""
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
     """For the pod security level of the namespace."""
-    recommended_replicas: Mapping[str, int] = field(default_factory=dict)
-    """By role, from the autoscaler."""
+    autoscaler: AutoscalerView | None = None
+    """None: it has not looked at the Model yet, or is not to."""

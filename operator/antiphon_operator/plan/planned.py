@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from antiphon_kvtransfer.model_record import ModelRecord
 
+from antiphon_operator.plan.scaled_records import ScaledModel
+
 
 @dataclass(frozen=True, slots=True)
 class Apply:
@@ -79,6 +81,11 @@ class Plan:
     record: ModelRecord | None
     """What gateways should know. None: nothing (the name belongs to another Model, or the spec is refused)."""
     redis: RedisAccess | None
+    gang_secret: str | None = None
+    """Name of the Secret with the token of the Model's gangs; None: it has none. The token is random, not derived: see
+    `runtime.gang_tokens`."""
+    scaled: ScaledModel | None = None
+    """What the autoscaler is to know. None: nothing, as the Model has no workers of its own."""
     events: tuple[Announce, ...] = ()
     wants: Wants = Wants()
     check_after_s: float | None = None

@@ -29,6 +29,7 @@ from antiphon_operator.plan.record import Coming, make_record
 from antiphon_operator.plan.refusal import Admission, admit
 from antiphon_operator.plan.revisions import Revision, by_completion
 from antiphon_operator.plan.rollout import Decision, RolloutInput, Stage, Strength, decide
+from antiphon_operator.plan.scaled import scaled_model
 from antiphon_operator.plan.scaling import Scaling, scale
 from antiphon_operator.plan.serving import judge_serving
 from antiphon_operator.plan.source import SourceLook, look_at_source
@@ -97,7 +98,7 @@ def _planned(state: State, admission: Admission, naming: NameVerdict) -> Plan:
     live: dict[Role, int] = {
         role: sum(replica.live for replica in state.replicas if replica.role == role) for role in ROLES
     }
-    scaling = scale(state.model, state.observed, live)
+    scaling = scale(state.model, state.observed, live, state.memories)
     choice = _choose(state, source, gangs, scaling)
     revisions = _noted(state, choice)
     closed = _closed(state, revisions, gangs)
@@ -112,6 +113,7 @@ def _planned(state: State, admission: Admission, naming: NameVerdict) -> Plan:
             drain_reason="scale-down" if choice.decision.stage is Stage.SETTLED else "rollout",
             drain_timeout_s=parse_duration_s(rollout.drain_timeout),
             now=state.now,
+            lost_ms=state.observed.autoscaler.lost_ms if state.observed.autoscaler is not None else {},
         )
     )
     accelerator, namespace = state.model.accelerator, state.model.namespace
@@ -157,6 +159,8 @@ def _planned(state: State, admission: Admission, naming: NameVerdict) -> Plan:
         pool_status=pool_statuses(picture),
         record=make_record(state, naming.owned, scaling.sizes, fleet.kept, fleet.deleted, coming=coming),
         redis=_redis(state),
+        gang_secret=_gang_secret(state, revisions.values()),
+        scaled=scaled_model(picture),
         events=announcements(picture),
         wants=wants(picture),
         check_after_s=check_after_s(picture),
@@ -251,7 +255,7 @@ def _closed(state: State, revisions: Mapping[str, Revision], gangs: GangVerdict)
 def _objects(picture: Picture, revisions: Mapping[str, Revision]) -> tuple[list[Apply], list[Delete]]:
     state, fleet = picture.state, picture.fleet
     applies = objects.surroundings(state)
-    applies += objects.pools(state, picture.scaling.applied, fleet.memories)
+    applies += objects.pools(state, picture.scaling.applied, picture.scaling.noted(fleet.memories))
     applies += picture.source.applies
     applies += [Apply(revision.annotated(), create_only=True) for revision in revisions.values()]
     for replica in fleet.kept:
@@ -268,6 +272,12 @@ def _objects(picture: Picture, revisions: Mapping[str, Revision]) -> tuple[list[
 
 def _unique(deletes: Iterable[Delete]) -> list[Delete]:
     return list({delete.uid: delete for delete in deletes}.values())
+
+
+def _gang_secret(state: State, revisions: Iterable[Revision]) -> str | None:
+    shapes = [pool.pods for pool in state.model.pools]
+    shapes += [pool.pods for revision in revisions for pool in revision.data.pools.values()]
+    return names.ray_secret_name(state.model.name) if max(shapes) > 1 else None
 
 
 def _redis(state: State) -> RedisAccess | None:

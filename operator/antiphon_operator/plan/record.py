@@ -50,6 +50,7 @@ def make_record(
         revisions=weights,
         draining=tuple(sorted(draining)),
         ttft_p95_ms=_ms(spec.sla.ttft.p95),
+        ttft_per_thousand_tokens_ms=_ms(spec.sla.ttft.per_thousand_tokens) or 0.0,
         tpot_p95_ms=_ms(spec.sla.tpot.p95),
         max_context_tokens=spec.max_context_tokens or 0,
         isolation=spec.kv_cache.isolation,

@@ -11,8 +11,9 @@ from antiphon_operator.plan.clock import stamp
 from antiphon_operator.plan.conditions import conditions, pool_trouble
 from antiphon_operator.plan.picture import Picture
 from antiphon_operator.plan.rollout import Stage
+from antiphon_operator.plan.scaling_status import autoscaler_status, sla_status
 from antiphon_operator.plan.state import State
-from antiphon_operator.resource.effective import EffectiveModel, effective_dict
+from antiphon_operator.resource.effective import effective_dict
 from antiphon_operator.resource.reasons import ConditionType, Phase, Reason
 from antiphon_operator.resource.status import (
     Condition,
@@ -22,8 +23,6 @@ from antiphon_operator.resource.status import (
     PoolSummary,
     ResolvedStatus,
     RevisionStatus,
-    SlaStatus,
-    latency_status,
     pool_summary,
     to_json,
 )
@@ -50,7 +49,8 @@ def model_status(picture: Picture) -> dict[str, Any]:
             model_revision=weights.revision if weights is not None else "", image=target.revision.data.image
         ),
         pools=PoolsStatus(prefill=pools.get("prefill"), decode=pools.get("decode")),
-        sla=_sla(model),
+        sla=sla_status(state),
+        autoscaler=autoscaler_status(state),
         conditions=told,
         effective=effective_dict(model),
     )
@@ -63,7 +63,7 @@ def refused_status(state: State, told: tuple[Condition, ...]) -> dict[str, Any]:
         observed_generation=state.model.generation,
         phase=Phase.REFUSED,
         endpoint=state.context.endpoint,
-        sla=_sla(state.model),
+        sla=sla_status(state),
         conditions=told,
         effective=effective_dict(state.model),
     )
@@ -109,12 +109,6 @@ def _summary(picture: Picture, role: Role) -> PoolSummary:
         gpus=devices if state.model.accelerator is not None else 0,
         reason=pool_trouble(picture, role).reason,
     )
-
-
-def _sla(model: EffectiveModel) -> SlaStatus | None:
-    ttft = latency_status(target=model.spec.sla.ttft.p95, p95=None)
-    tpot = latency_status(target=model.spec.sla.tpot.p95, p95=None)
-    return SlaStatus(ttft=ttft, tpot=tpot) if ttft or tpot else None
 
 
 def phase(picture: Picture, told: tuple[Condition, ...]) -> Phase:

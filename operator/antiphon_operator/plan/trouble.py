@@ -26,6 +26,7 @@ SEVERITY: tuple[Reason, ...] = (
     Reason.INSUFFICIENT_GPUS,
     Reason.INSUFFICIENT_RESOURCES,
     Reason.UNSCHEDULABLE,
+    Reason.GANG_UNSCHEDULABLE,
     Reason.VOLUME_NOT_READY,
     Reason.EVICTED,
     Reason.NODE_LOST,
@@ -34,7 +35,10 @@ SEVERITY: tuple[Reason, ...] = (
     Reason.SCALING,
     Reason.STARTING,
 )
-"""What is told first where there is more than one: what a person has to mend before what heals by itself."""
+"""What is told first where there is more than one: what a person has to mend before what heals by itself, and a pod
+that finds no node before the gang that lacks it."""
+GANG_UNSCHEDULABLE = f"{Reason.GANG_UNSCHEDULABLE}: "
+"""How a worker's words begin that finds no place for its ranks: its last ones, or those on its page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Findings:
     worst: Trouble | None
     events_of: frozenset[str]
     log_of: frozenset[str]
+    pages_of: frozenset[str]
 
 
 def find_trouble(replicas: Iterable[Replica], observed: Observed, accelerator: str | None, namespace: str) -> Findings:
@@ -59,6 +64,7 @@ def find_trouble(replicas: Iterable[Replica], observed: Observed, accelerator: s
     found: list[Trouble] = []
     events_of: set[str] = set()
     log_of: set[str] = set()
+    pages_of: set[str] = set()
     for replica in replicas:
         if replica.lost:
             found.append(Trouble(Reason.NODE_LOST, f"a node of {replica.name} is gone or does not answer"))
@@ -68,6 +74,11 @@ def find_trouble(replicas: Iterable[Replica], observed: Observed, accelerator: s
         if len(replica.standing) < replica.size:
             events_of.add(replica.uid)
             found.append(_of_events(replica, observed, accelerator, namespace))
+        if _waits_for_ranks(replica):
+            pages_of.add(replica.worker)
+            problem = _of_page(replica, observed)
+            if problem is not None:
+                found.append(problem)
         for pod in replica.standing:
             if not pod.ready:
                 found.append(_of_pod(pod, observed, accelerator, namespace))
@@ -76,7 +87,31 @@ def find_trouble(replicas: Iterable[Replica], observed: Observed, accelerator: s
                 elif pod.node and not pod.started:
                     events_of.add(pod.uid)
     worst = min(found, key=lambda trouble: SEVERITY.index(trouble.reason), default=None)
-    return Findings(worst, frozenset(events_of), frozenset(log_of))
+    return Findings(worst, frozenset(events_of), frozenset(log_of), frozenset(pages_of))
+
+
+def _waits_for_ranks(replica: Replica) -> bool:
+    """All pods of a gang are there, and only the one that answers requests is not ready: it starts the ranks."""
+    waiting = [pod for pod in replica.standing if not pod.ready]
+    return replica.size > 1 and len(replica.standing) >= replica.size and waiting == [replica.worker_pod]
+
+
+def _of_page(replica: Replica, observed: Observed) -> Trouble | None:
+    """What its worker says is in the way."""
+    view = observed.workers.get(replica.worker)
+    if view is None or not view.problem:
+        return None
+    return _no_place(replica.worker, view.problem) or Trouble(
+        Reason.STARTING, f"{replica.worker} is starting its ranks again: {_quote(view.problem)}"
+    )
+
+
+def _no_place(pod: str, words: str) -> Trouble | None:
+    """From the words of a worker that has not found a place for its ranks."""
+    if not words.startswith(GANG_UNSCHEDULABLE):
+        return None
+    said = _quote(words.removeprefix(GANG_UNSCHEDULABLE)).rstrip(".")
+    return Trouble(Reason.GANG_UNSCHEDULABLE, f"{pod}: {said}: change parallelism, gpusPerPod or resources of the pool")
 
 
 def crashed(pod: Pod) -> bool:
@@ -165,7 +200,11 @@ def _crash(
         return Trouble(
             Reason.OUT_OF_MEMORY, f"{pod.name} needed more memory than its limit: raise resources.limits.memory"
         )
-    line = _quote(observed.log_lines.get(pod.uid) or ended.get("message"))
+    last_words = str(ended.get("message") or "")
+    no_place = _no_place(pod.name, last_words)
+    if no_place is not None:
+        return no_place
+    line = _quote(observed.log_lines.get(pod.uid) or last_words)
     said = f'"{line}"' if line else f"exit code {ended.get('exitCode')}"
     return Trouble(
         Reason.ENGINE_CRASH,

@@ -12,7 +12,7 @@ from antiphon_operator import names
 from antiphon_operator.options import OperatorContext
 from antiphon_operator.render.environment import from_field, plain
 from antiphon_operator.render.metadata import Manifest
-from antiphon_operator.render.volumes import REDIS_PASSWORD_FILE
+from antiphon_operator.render.volumes import RAY_TOKEN_FILE, REDIS_PASSWORD_FILE
 from antiphon_operator.render.weights import Weights
 from antiphon_operator.resource.effective import EffectiveModel, EffectivePool
 
@@ -70,6 +70,8 @@ def worker_arguments(
     ):
         if degree > 1:
             found += [flag, str(degree)]
+    if pool.pods > 1:
+        found += ["--ray-node-ranks", str(pool.gpus_per_pod), "--ray-token-file", RAY_TOKEN_FILE]
     found += ["--redis-url", context.worker_redis_url]
     if context.redis_configured:
         user = names.redis_user(model.namespace, model.name)

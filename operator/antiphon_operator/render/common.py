@@ -1,4 +1,4 @@
-"""Objects of a Model beside its replicas: Service, ServiceAccount, disruption budgets, Redis Secret, PodMonitor."""
+"""Objects of a Model beside its replicas: Service, ServiceAccount, disruption budgets, Secrets, PodMonitor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 
 from antiphon_operator import names
 from antiphon_operator.render.metadata import WORKER, Manifest, labels, metadata, worker_selector
-from antiphon_operator.render.volumes import REDIS_PASSWORD_KEY
+from antiphon_operator.render.volumes import RAY_TOKEN_KEY, REDIS_PASSWORD_KEY
 from antiphon_operator.resource.effective import EffectiveModel, EffectivePool
 
 
@@ -57,12 +57,21 @@ def disruption_budget(model: EffectiveModel, pool: EffectivePool) -> Manifest:
 
 def redis_secret(model: EffectiveModel, password: str) -> Manifest:
     """The password of the Model's own Redis user. The runtime adds it to a plan; the planner never sees it."""
+    return _secret(model, names.redis_secret_name(model.name), REDIS_PASSWORD_KEY, password)
+
+
+def ray_secret(model: EffectiveModel, token: str) -> Manifest:
+    """The token of the Model's gangs. The runtime adds it to a plan; the planner never sees it."""
+    return _secret(model, names.ray_secret_name(model.name), RAY_TOKEN_KEY, token)
+
+
+def _secret(model: EffectiveModel, name: str, key: str, value: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(model, names.redis_secret_name(model.name), labels(model, WORKER)),
+        "metadata": metadata(model, name, labels(model, WORKER)),
         "type": "Opaque",
-        "data": {REDIS_PASSWORD_KEY: base64.b64encode(password.encode()).decode()},
+        "data": {key: base64.b64encode(value.encode()).decode()},
     }
 
 

@@ -19,6 +19,10 @@ REDIS_FOLDER = "/etc/antiphon/redis"
 REDIS_PASSWORD_KEY = "password"
 REDIS_PASSWORD_FILE = f"{REDIS_FOLDER}/{REDIS_PASSWORD_KEY}"
 
+RAY_FOLDER = "/etc/antiphon/ray"
+RAY_TOKEN_KEY = "token"
+RAY_TOKEN_FILE = f"{RAY_FOLDER}/{RAY_TOKEN_KEY}"
+
 SCRATCH_SIZE = "2Gi"
 SHARED_MEMORY_GIB_PER_RANK = 1
 """UCX moves blocks between pods of one node, and ranks talk to each other, through /dev/shm."""
@@ -44,6 +48,8 @@ def worker_volumes(
         found.append(weights_volume(model, weights))
     if context.redis_configured:
         found.append(redis_password(model))
+    if pool.pods > 1:
+        found.append(ray_token(model))
     return found
 
 
@@ -90,11 +96,19 @@ def weights_volume(model: EffectiveModel, weights: Weights) -> Volume:
 
 
 def redis_password(model: EffectiveModel) -> Volume:
-    """Not optional: the operator applies the Secret before the first pod."""
-    secret = {"secretName": names.redis_secret_name(model.name), "defaultMode": _GROUP_MAY_READ}
+    return _secret("redis", names.redis_secret_name(model.name), REDIS_FOLDER)
+
+
+def ray_token(model: EffectiveModel) -> Volume:
+    return _secret("ray", names.ray_secret_name(model.name), RAY_FOLDER)
+
+
+def _secret(volume: str, secret_name: str, folder: str) -> Volume:
+    """Not optional: the operator writes the Secret before the first pod."""
+    secret = {"secretName": secret_name, "defaultMode": _GROUP_MAY_READ}
     return Volume(
-        {"name": "redis", "secret": secret},
-        {"name": "redis", "mountPath": REDIS_FOLDER, "readOnly": True},
+        {"name": volume, "secret": secret},
+        {"name": volume, "mountPath": folder, "readOnly": True},
     )
 
 

@@ -86,6 +86,7 @@ CHANGES: Mapping[str, ChangeRule] = {
     "kvCache.tiers": ChangeRule(Change.REFUSED, "reserved: engines of this version keep KV blocks on the device only"),
     "kvCache.isolation": _in_place("gateways learn it from the model record; blocks cached before are not found again"),
     "sla.ttft.p95": _in_place("routing and scaling go by it"),
+    "sla.ttft.perThousandTokens": _in_place("routing and scaling go by it"),
     "sla.tpot.p95": _in_place("routing and scaling go by it"),
     "autoscaling.mode": _in_place("who decides about replicas; handing over keeps their number"),
     "autoscaling.prefill.min": _in_place("scaling goes by it"),

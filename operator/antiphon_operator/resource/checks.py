@@ -32,6 +32,12 @@ def _engine(model: EffectiveModel) -> Iterator[Problem]:
     engine = model.spec.engine
     if engine.name == "vllm":
         yield _problem("spec.engine.name", "this version has no vllm engine: write torch")
+    if engine.name == "timed":
+        for pool in model.pools:
+            if pool.ranks > 1 or pool.spec.parallelism.expert > 1:
+                yield _problem(
+                    f"spec.{pool.role}.parallelism", "the timed engine computes nothing that ranks share: remove it"
+                )
     for index, argument in enumerate(engine.args):
         instead = instead_of_flag(argument)
         if instead is not None:

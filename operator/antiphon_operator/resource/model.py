@@ -96,6 +96,10 @@ NAME_RULES: tuple[Rule, ...] = (
 """About the Model's own name: `holds` takes the name."""
 
 
+def _spreads_experts_evenly(pool: Pool | None) -> bool:
+    return pool is None or pool.parallelism.expert in (1, pool.parallelism.tensor)
+
+
 class ModelSpec(Resource, frozen=True, kw_only=True):
     """What a person asks for."""
 
@@ -109,6 +113,15 @@ class ModelSpec(Resource, frozen=True, kw_only=True):
             "has(self.prefill) || !has(self.autoscaling.prefill)",
             "autoscaling.prefill goes with a prefill pool: add prefill, or remove autoscaling.prefill",
             lambda it: it.prefill is not None or it.autoscaling.prefill == Bounds(),
+        ),
+        Rule(
+            "self.engine.name != 'torch' || ((self.decode.parallelism.expert == 1 || "
+            "self.decode.parallelism.expert == self.decode.parallelism.tensor) && (!has(self.prefill) || "
+            "self.prefill.parallelism.expert == 1 || "
+            "self.prefill.parallelism.expert == self.prefill.parallelism.tensor))",
+            "engine torch spreads experts over all ranks of a stage or over none: set parallelism.expert of the pool "
+            "to its tensor, or to 1",
+            lambda it: it.engine.name != "torch" or all(map(_spreads_experts_evenly, (it.prefill, it.decode))),
         ),
     )
 

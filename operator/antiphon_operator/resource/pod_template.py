@@ -29,7 +29,7 @@ MAX_BYTES = 64 * 1024
 
 WORKER_CONTAINER = "worker"
 OWNED_INIT_CONTAINERS = frozenset({"fetch"})
-OWNED_VOLUMES = frozenset({"weights", "redis", "ca"})
+OWNED_VOLUMES = frozenset({"weights", "redis", "ray", "ca"})
 """The other rendered volumes, `shm` and `tmp`, may be replaced by larger ones."""
 OWNED_PATHS = ("/etc/antiphon", "/models")
 _PORTS = frozenset({GRPC_PORT, STATUS_PORT, RAY_PORT})

@@ -36,12 +36,42 @@ class Percentiles(Resource, frozen=True, kw_only=True):
     ] = None
 
 
+class FirstToken(Resource, frozen=True, kw_only=True):
+    """A promise about the first token, which may grow with the prompt: no number of replicas makes one long prompt
+    faster."""
+
+    RULES: ClassVar = (
+        *Percentiles.RULES,
+        _between(
+            "perThousandTokens",
+            "per_thousand_tokens",
+            "1ms",
+            "1h",
+            "perThousandTokens must be from 1ms to 1h, such as 60ms",
+        ),
+        Rule(
+            "!has(self.perThousandTokens) || has(self.p95)",
+            "perThousandTokens is added to p95: write ttft.p95 too",
+            lambda it: it.per_thousand_tokens is None or it.p95 is not None,
+        ),
+    )
+
+    p95: Annotated[
+        Duration | None, about("95 of 100 requests are to be as fast, such as 500ms. Omitted: no promise.")
+    ] = None
+    per_thousand_tokens: Annotated[
+        Duration | None,
+        about(
+            "Added to p95 for each thousand prompt tokens that have to be computed, such as 60ms; those that a cache "
+            "has do not count. Omitted: nothing is added."
+        ),
+    ] = None
+
+
 class Sla(Resource, frozen=True, kw_only=True):
     """The promise."""
 
-    ttft: Annotated[Percentiles, about("Time to first token, from the request's arrival at the gateway.")] = (
-        Percentiles()
-    )
+    ttft: Annotated[FirstToken, about("Time to first token, from the request's arrival at the gateway.")] = FirstToken()
     tpot: Annotated[Percentiles, about("Time per output token after the first.")] = Percentiles()
 
 
@@ -64,9 +94,9 @@ class Autoscaling(Resource, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["Disabled", "Advise", "Enforce", "External"],
         about(
-            "Disabled: `replicas` of the pools. External: whoever writes the Pools' /scale, such as an HPA. Advise and "
-            "Enforce are for the operator's own autoscaler, which this version does not have: Advise is like Disabled, "
-            "and Enforce keeps the replicas that there are, within the bounds."
+            "Disabled: `replicas` of the pools. External: whoever writes the Pools' /scale, such as an HPA. Enforce: "
+            "the operator's autoscaler, so that the promise in `sla` is kept; `replicas` is what a pool begins with. "
+            "Advise: `replicas`, and the status and Events say what the autoscaler would do."
         ),
     ] = "Disabled"
     prefill: Annotated[Bounds, about_undefaulted("Bounds of the prefill pool. Default: min 1, max 8.")] = Bounds()

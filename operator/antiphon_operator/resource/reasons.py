@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     GATEWAY_READY = "GatewayReady"
     ROLLOUT_COMPLETE = "RolloutComplete"
     UPDATE_AVAILABLE = "UpdateAvailable"
+    SCALING_LIMITED = "ScalingLimited"
 
 
 CONDITION_MEANINGS: dict[ConditionType, str] = {
@@ -30,6 +31,8 @@ CONDITION_MEANINGS: dict[ConditionType, str] = {
     ConditionType.GATEWAY_READY: "Every gateway knows the Model and has a stream with its workers.",
     ConditionType.ROLLOUT_COMPLETE: "All replicas are of the current revision.",
     ConditionType.UPDATE_AVAILABLE: "This operator would render the pods otherwise than they are; nothing was changed.",
+    ConditionType.SCALING_LIMITED: "The promise needs more replicas than bounds and budget allow. Only with the modes "
+    "Advise and Enforce.",
 }
 
 
@@ -85,6 +88,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     EVICTED = "Evicted"
     NODE_LOST = "NodeLost"
+    GANG_UNSCHEDULABLE = "GangUnschedulable"
     GANG_INCOMPLETE = "GangIncomplete"
     BACKING_OFF = "BackingOff"
     # transfer
@@ -105,6 +109,11 @@ class Reason(StrEnum):
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     UP_TO_DATE = "UpToDate"
     NEW_TEMPLATES = "NewTemplates"
+    # the autoscaler
+    WITHIN_LIMITS = "WithinLimits"
+    CEILING = "Ceiling"
+    BUDGET = "Budget"
+    NO_NEWS = "NoNews"
 
 
 REASON_MEANINGS: dict[Reason, str] = {
@@ -142,6 +151,7 @@ REASON_MEANINGS: dict[Reason, str] = {
     Reason.OUT_OF_MEMORY: "The worker used more memory than its limit.",
     Reason.EVICTED: "The node put the pod out.",
     Reason.NODE_LOST: "A node is gone or does not answer; its replicas are replaced.",
+    Reason.GANG_UNSCHEDULABLE: "A replica's ranks find no place in its pods; the message says which bundle lacks what.",
     Reason.GANG_INCOMPLETE: "Not all pods of a replica came up in time; it was taken down whole.",
     Reason.BACKING_OFF: "The next try waits, because the ones before failed.",
     Reason.CONNECTED: "Workers are connected as the Model asks.",
@@ -159,4 +169,8 @@ REASON_MEANINGS: dict[Reason, str] = {
     Reason.PROGRESS_DEADLINE_EXCEEDED: "A step was not ready in time and was taken down; the old revision serves.",
     Reason.UP_TO_DATE: "The pods are as this operator renders them.",
     Reason.NEW_TEMPLATES: "This operator renders the pods otherwise; the message says how to take that over.",
+    Reason.WITHIN_LIMITS: "Bounds and budget allow what the promise needs.",
+    Reason.CEILING: "A pool has as many replicas as its bounds allow, and needs more.",
+    Reason.BUDGET: "The pools have as many devices as spec.autoscaling.gpuBudget allows, and need more.",
+    Reason.NO_NEWS: "No gateway has told anything lately, so sizes stay as they are.",
 }

@@ -31,7 +31,10 @@ class Parallelism(Resource, frozen=True, kw_only=True):
     expert: Annotated[
         int,
         about(
-            "Devices that a layer's experts are shared out to. Divides tensor x pipeline and adds none.", ge=1, le=64
+            "Devices that a layer's experts are shared out to. Divides tensor x pipeline and adds none. With engine "
+            "torch it is 1 or the same as tensor.",
+            ge=1,
+            le=64,
         ),
     ] = 1
 

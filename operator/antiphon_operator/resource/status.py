@@ -16,6 +16,7 @@ from antiphon_operator.resource.reasons import ConditionType, Phase, Reason
 Time = Annotated[str, Meta(max_length=32)]
 """RFC 3339, in UTC."""
 _Text = Annotated[str, Meta(max_length=253)]
+_Count = Annotated[int, Meta(ge=0, le=1000)]
 _MESSAGE_CHARACTERS = 4096
 
 
@@ -70,6 +71,45 @@ class SlaStatus(Resource, frozen=True, kw_only=True):
 
     ttft: Annotated[LatencyStatus | None, about("Time to first token.")] = None
     tpot: Annotated[LatencyStatus | None, about("Time per output token after the first.")] = None
+    attainment: Annotated[
+        _Text,
+        about(
+            "Requests of the window that were served inside both promises, of those that an idle worker could have "
+            "served so, such as 98.7%; absent: not known."
+        ),
+    ] = ""
+    window: Annotated[_Text, about("What time the measured figures are of, such as 5m.")] = ""
+
+
+class ScalingDecisionStatus(Resource, frozen=True, kw_only=True):
+    """What the autoscaler decided last that changed anything."""
+
+    at: Annotated[Time, about("When.")] = ""
+    action: Annotated[
+        _Text, about("What: none, add, remove, switch_role, wake, to_zero or freeze. Under Advise: what it would do.")
+    ] = ""
+    reason: Annotated[_Text, about("Why, in one word for machines.")] = ""
+    sentence: Annotated[str, about("Why, with the numbers that it was decided by.", max_length=_MESSAGE_CHARACTERS)] = (
+        ""
+    )
+
+
+class RecommendationStatus(Resource, frozen=True, kw_only=True):
+    """Replicas that the autoscaler wants now."""
+
+    prefill: Annotated[_Count | None, about("Absent: aggregated serving.")] = None
+    decode: Annotated[_Count | None, about("Of the decode pool.")] = None
+
+
+class AutoscalerStatus(Resource, frozen=True, kw_only=True):
+    """The autoscaler."""
+
+    last_decision: Annotated[ScalingDecisionStatus | None, about("The last decision that changed anything.")] = None
+    recommendation: Annotated[RecommendationStatus | None, about("Replicas that it wants now.")] = None
+    advice: Annotated[
+        str,
+        about("What a person could do that the autoscaler cannot; absent: nothing.", max_length=_MESSAGE_CHARACTERS),
+    ] = ""
 
 
 class PoolsStatus(Resource, frozen=True, kw_only=True):
@@ -89,6 +129,7 @@ class ModelStatus(Resource, frozen=True, kw_only=True):
     resolved: Annotated[ResolvedStatus | None, about("What names in the spec stand for.")] = None
     pools: Annotated[PoolsStatus | None, about("The pools.")] = None
     sla: Annotated[SlaStatus | None, about("The latency promised, and kept.")] = None
+    autoscaler: Annotated[AutoscalerStatus | None, about("Absent in the modes Disabled and External.")] = None
     conditions: Annotated[tuple[Condition, ...], about("What holds, why not, and what to do.", max_length=16)] = ()
     effective: Annotated[dict[str, Any], about("The spec with every default worked out.")] = field(default_factory=dict)
 

@@ -35,6 +35,9 @@ OWNED_FLAGS: dict[str, str] = {
     "log-json": _OPERATOR,
     "ray-head": _OPERATOR,
     "ray-join": _OPERATOR,
+    "ray-token-file": _OPERATOR,
+    "ray-node-ranks": "write gpusPerPod of the pool",
+    "ray-address": "replicas of a Model have Ray clusters of their own",
 }
 """Flag without its dashes -> what to do instead."""
 

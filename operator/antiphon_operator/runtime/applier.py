@@ -48,6 +48,10 @@ class Failure:
     """`StatefulSet qwen-decode-3f2a1b-x7k2`"""
     error: KubeError
 
+    @property
+    def kind(self) -> str:
+        return self.what.partition(" ")[0]
+
 
 @dataclass(slots=True)
 class Outcome:

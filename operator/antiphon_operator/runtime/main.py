@@ -43,6 +43,7 @@ from antiphon_operator.runtime.metrics import OperatorMetrics
 from antiphon_operator.runtime.process import ActingOperator, Surroundings
 from antiphon_operator.runtime.reconcile import Planner
 from antiphon_operator.runtime.redis_records import RecordWriter
+from antiphon_operator.runtime.scaling_store import ScalingStore
 from antiphon_operator.runtime.sources import ClusterSources
 from antiphon_operator.runtime.workers import Workers
 
@@ -182,8 +183,12 @@ class OperatorProcess:
         )
         gateways = Gateways(options.gateway_url) if options.gateway_url else None
         workers = Workers()
-        records = None
+        records = scaling = None
         if options.redis_url:
+            scaling = ScalingStore(
+                RedisAccess(options.redis_url, options.redis_username, options.redis_password_file),
+                may_write=leadership.may_write,
+            )
             records = RecordWriter(
                 options.redis_url,
                 options.redis_username,
@@ -201,6 +206,7 @@ class OperatorProcess:
                 plan=self._planner,
                 sources=ClusterSources(client, workers, gateways),
                 records=records,
+                scaling=scaling,
                 credentials_key=self._credentials_key,
             )
         )
@@ -209,6 +215,8 @@ class OperatorProcess:
                 raise StartError(ExitCode.UNAVAILABLE, "this operator ends, and a fresh one is to take over")
         finally:
             await workers.close()
+            if scaling is not None:
+                await scaling.close()
             if gateways is not None:
                 await gateways.close()
 

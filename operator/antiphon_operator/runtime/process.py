@@ -4,8 +4,9 @@
                         │               │
                         └──▶ WorkQueue ◀┘ ──▶ Reconciler ──▶ API server, Redis
 
-Five tasks run side by side: kopf's watches, the workers of the queue, the search for ghosts, the writer of records,
-and the wait for the end. None of them ends by itself; one that does ends the process, and a fresh one lists anew.
+Six tasks run side by side: kopf's watches, the workers of the queue, the search for ghosts, the writer of records, the
+autoscaler, and the wait for the end. None of them ends by itself; one that does ends the process, and a fresh one lists
+anew.
 """
 
 from __future__ import annotations
@@ -22,18 +23,21 @@ from typing import Any
 from antiphon_operator.kube.access import ClusterAccess
 from antiphon_operator.kube.applying import ensure
 from antiphon_operator.kube.client import KubeClient
+from antiphon_operator.kube.resources import SECRETS
 from antiphon_operator.options import OperatorContext, OperatorOptions
 from antiphon_operator.plan.observed import Object
 from antiphon_operator.plan.planned import Apply, RedisAccess
-from antiphon_operator.render.common import redis_secret
-from antiphon_operator.resource.effective import effective_model
+from antiphon_operator.render.common import ray_secret, redis_secret
+from antiphon_operator.resource.effective import EffectiveModel, effective_model
 from antiphon_operator.resource.model import parse_spec
 from antiphon_operator.runtime import handlers
 from antiphon_operator.runtime.access import Access
 from antiphon_operator.runtime.announcer import Announcer
 from antiphon_operator.runtime.applier import Applier
+from antiphon_operator.runtime.autoscaler import Autoscaler
 from antiphon_operator.runtime.caches import Caches
 from antiphon_operator.runtime.feed import Feed
+from antiphon_operator.runtime.gang_tokens import GangTokens
 from antiphon_operator.runtime.ghosts import Ghosts
 from antiphon_operator.runtime.kinds import Watched
 from antiphon_operator.runtime.metrics import OperatorMetrics
@@ -41,6 +45,7 @@ from antiphon_operator.runtime.objects import metadata, name_of, namespace_of, s
 from antiphon_operator.runtime.queue import WorkQueue
 from antiphon_operator.runtime.reconcile import Parts, Planner, Reconciler
 from antiphon_operator.runtime.redis_records import RecordWriter
+from antiphon_operator.runtime.scaling_store import ScalingStore
 from antiphon_operator.runtime.status_writer import StatusWriter
 from antiphon_operator.runtime.wants import Looks, Sources
 
@@ -64,6 +69,7 @@ class Surroundings:
     plan: Planner
     sources: Sources
     records: RecordWriter | None
+    scaling: ScalingStore | None
     credentials_key: bytes
 
 
@@ -79,6 +85,9 @@ class ActingOperator:
         self._ghosts = Ghosts(client, self.caches, metrics, around.kinds, options.namespaces)
         self.feed = Feed(self.caches, self.queue.add, self._ghosts.suspect, self._all_known)
         self._looks = Looks(around.sources, self._pods, self.queue.add)
+        self._autoscaler = (
+            None if around.scaling is None else Autoscaler(around.scaling, self.queue.add, metrics.scaling)
+        )
         applier = Applier(client, self.caches, metrics, _now)
         parts = Parts(
             caches=self.caches,
@@ -88,9 +97,11 @@ class ActingOperator:
             announcer=Announcer(client),
             metrics=metrics,
             records=around.records,
+            autoscaler=self._autoscaler,
             access=None
             if around.records is None or not around.credentials_key
-            else Access(around.credentials_key, around.records, _secret, self._apply_secret, _now),
+            else Access(around.credentials_key, around.records, _redis_secret, self._apply_secret, _now),
+            gang_tokens=GangTokens(_ray_secret, self._create_secret, _now),
         )
         self._reconciler = Reconciler(around.plan, around.context, parts, _now)
         metrics.watch(
@@ -109,6 +120,8 @@ class ActingOperator:
         }
         if around.records is not None:
             parts["records"] = around.records.run()
+        if self._autoscaler is not None:
+            parts["autoscaler"] = self._autoscaler.run()
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         # Last, as kopf ends every task that was not there before it.
         registry = handlers.watch_registry(around.kinds, self.feed, around.access)
@@ -156,6 +169,9 @@ class ActingOperator:
     async def _apply_secret(self, manifest: Object) -> None:
         await ensure(self._around.client, Apply(manifest), None)
 
+    async def _create_secret(self, manifest: Object) -> None:
+        await self._around.client.create(SECRETS, manifest["metadata"]["namespace"], manifest)
+
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:
     with contextlib.suppress(asyncio.CancelledError):
@@ -167,15 +183,19 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _secret(model: Object, access: RedisAccess, password: str) -> Object:
-    about = metadata(model)
-    return redis_secret(
-        effective_model(
-            namespace=namespace_of(model),
-            name=name_of(model),
-            uid=uid_of(model),
-            generation=int(about.get("generation", 0)),
-            spec=parse_spec(model.get("spec")),
-        ),
-        password,
+def _redis_secret(model: Object, access: RedisAccess, password: str) -> Object:
+    return redis_secret(_effective(model), password)
+
+
+def _ray_secret(model: Object, token: str) -> Object:
+    return ray_secret(_effective(model), token)
+
+
+def _effective(model: Object) -> EffectiveModel:
+    return effective_model(
+        namespace=namespace_of(model),
+        name=name_of(model),
+        uid=uid_of(model),
+        generation=int(metadata(model).get("generation", 0)),
+        spec=parse_spec(model.get("spec")),
     )

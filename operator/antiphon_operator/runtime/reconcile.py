@@ -25,7 +25,9 @@ from antiphon_operator.plan.planned import Plan
 from antiphon_operator.runtime.access import Access
 from antiphon_operator.runtime.announcer import Announcer
 from antiphon_operator.runtime.applier import Applier, Failure, Outcome
+from antiphon_operator.runtime.autoscaler import Autoscaler
 from antiphon_operator.runtime.caches import Caches
+from antiphon_operator.runtime.gang_tokens import GangTokens
 from antiphon_operator.runtime.metrics import OperatorMetrics
 from antiphon_operator.runtime.objects import namespace_of, uid_of
 from antiphon_operator.runtime.queue import WorkFailedError
@@ -51,7 +53,7 @@ class Records(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a reconciler works with. `records` and `access` are None where no Redis is configured."""
+    """What a reconciler works with. `records`, `access` and `autoscaler` are None where no Redis is configured."""
 
     caches: Caches
     applier: Applier
@@ -59,7 +61,9 @@ class Parts:
     looks: Looks
     announcer: Announcer
     metrics: OperatorMetrics
+    gang_tokens: GangTokens
     records: Records | None = None
+    autoscaler: Autoscaler | None = None
     access: Access | None = None
 
 
@@ -100,9 +104,14 @@ class Reconciler:
         plan = await self._planned(key, model)
         self._record(key, plan)
         failures: list[Failure] = []
-        waits: list[float | None] = [plan.check_after_s, await self._grant(model, plan, failures)]
+        waits: list[float | None] = [plan.check_after_s]
+        waits.append(await self._grant(model, plan, failures))
+        waits.append(await self._grant_token(key, model, plan, failures))
         outcome = await self._parts.applier.carry_out(model, plan)
         failures += outcome.failures
+        if self._parts.autoscaler is not None and not any(failure.kind == "Pool" for failure in outcome.failures):
+            # A Pool that could not be applied has another size than the plan says.
+            self._parts.autoscaler.tell(key, plan.scaled)
         waits.append(await self._write_statuses(model, plan, failures))
         await self._announce(model, plan, outcome)
         self._parts.looks.want(key, plan.wants)
@@ -141,6 +150,7 @@ class Reconciler:
             workers=shown.workers,
             gateways=shown.gateways,
             namespace_labels=caches.namespace_labels(namespace_of(model)),
+            autoscaler=None if self._parts.autoscaler is None else self._parts.autoscaler.view(key),
         )
 
     async def _grant(self, model: Object, plan: Plan, failures: list[Failure]) -> float | None:
@@ -150,6 +160,16 @@ class Reconciler:
             return await self._parts.access.grant(model, plan.redis, self._parts.caches.pods(model))
         except KubeError as error:
             failures.append(Failure(f"Secret {plan.redis.secret_name}", error))
+            return None
+
+    async def _grant_token(self, key: str, model: Object, plan: Plan, failures: list[Failure]) -> float | None:
+        if plan.gang_secret is None:
+            self._parts.gang_tokens.forget(key)
+            return None
+        try:
+            return await self._parts.gang_tokens.grant(model, plan.gang_secret, self._parts.caches.pods(model))
+        except KubeError as error:
+            failures.append(Failure(f"Secret {plan.gang_secret}", error))
             return None
 
     async def _write_statuses(self, model: Object, plan: Plan, failures: list[Failure]) -> float | None:
@@ -203,7 +223,10 @@ class Reconciler:
         self._parts.looks.forget(key)
         self._parts.announcer.forget(uid)
         self._parts.status.forget(uid)
+        self._parts.gang_tokens.forget(key)
         if self._parts.records is not None:
             self._parts.records.remove(key)
+        if self._parts.autoscaler is not None:
+            self._parts.autoscaler.tell(key, None)
         if self._parts.access is not None:
             self._parts.access.revoke(key)

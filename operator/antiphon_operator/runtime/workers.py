@@ -1,8 +1,9 @@
-"""What a worker says of itself on its `/status` page: whether it is idle, and what its links run on.
+"""What a worker says of itself on its `/status` page: whether it is idle, what its links run on, what is in its way.
 
 Asked by the pod's address, for pods that the planner wants. A worker is idle when it does nothing for anybody: no
 request, no prefill for a peer, nothing queued in its engine, no block pinned for a peer. An answer that lacks a field
-is refused rather than taken for idle: a replica is deleted on this word.
+is refused rather than taken for idle: a replica is deleted on this word. A worker whose ranks are being started has
+another page, with what it waits for, and nothing to do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 
 from antiphon_operator.names import STATUS_PORT
 from antiphon_operator.plan.observed import Object, WorkerView
-from antiphon_operator.runtime.pages import Pages
+from antiphon_operator.runtime.pages import PageError, Pages
 
 
 class _Link(msgspec.Struct):
@@ -22,19 +23,22 @@ class _Link(msgspec.Struct):
 
 
 class _Status(msgspec.Struct):
-    """The fields of the page that count here; see `docs/worker.md`."""
+    """The fields of the page that count here; see `docs/worker.md`. None: not there."""
 
-    running: int
-    waiting: int
-    active_requests: int
-    pins: int
+    running: int | None = None
+    waiting: int | None = None
+    active_requests: int | None = None
+    pins: int | None = None
     prefill_runs: int = 0
     """Only roles that compute for others have it."""
     links: tuple[_Link, ...] = ()
+    phase: str | None = None
+    """Of a worker whose ranks are being started, and of no other."""
+    problem: str = ""
 
     @property
-    def idle(self) -> bool:
-        return not (self.running or self.waiting or self.active_requests or self.pins or self.prefill_runs)
+    def work(self) -> tuple[int | None, ...]:
+        return self.running, self.waiting, self.active_requests, self.pins, self.prefill_runs
 
 
 class Workers:
@@ -51,9 +55,14 @@ class Workers:
         if not address:
             return None
         asked_at = datetime.now(UTC)
-        page = await self._pages.read(f"http://{in_url(address)}:{self._port}/status", _Status)
+        url = f"http://{in_url(address)}:{self._port}/status"
+        page = await self._pages.read(url, _Status)
+        if page.phase is not None:
+            return WorkerView(asked_at=asked_at, idle=True, problem=page.problem)
+        if None in page.work:
+            raise PageError(f"{url} is not the page it should be: it does not say what the worker does")
         transports = sorted({link.transport for link in page.links if link.up and link.transport})
-        return WorkerView(asked_at=asked_at, idle=page.idle, links=tuple(transports))
+        return WorkerView(asked_at=asked_at, idle=not any(page.work), links=tuple(transports))
 
     async def close(self) -> None:
         await self._pages.close()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from antiphon_policy.admission import Entry, Order, Verdict, WaitingLine
 from antiphon_policy.holding import hold_ms, horizon_ms, prompt_tokens_per_ms
 from antiphon_policy.route_records import RouteDecision, RouteRequest, WorkerRole, WorkerView
+from antiphon_policy.sharing import NEAR_HORIZONS, SharedRoom, kept_back
 from antiphon_policy.worker_table import WorkerTable
 from antiphon_policy.workload import WorkloadMeter
 
@@ -59,6 +60,9 @@ class AntiphonPolicy:
         self.table = WorkerTable(links)
         self._line: WaitingLine[int] = WaitingLine(order=self._variant.order)
         self._seen: dict[str, tuple[float, ...]] = {}
+        self._shared = SharedRoom(str(cluster.number))
+        self._wanted: set[str] = set()
+        """Prefillers that something was held for in the last pass."""
         prefillers = [worker for worker in cluster.workers if worker.role is WorkerRole.PREFILL]
         self._prefillers = prefillers or list(cluster.workers)
         self._horizon_ms = {
@@ -92,15 +96,23 @@ class AntiphonPolicy:
 
     def dispatch(self, now_ms: float) -> Iterator[tuple[TraceRequest, Placement]]:
         self._note_evictions()
+        for worker_id, said in self.cluster.kept_back.items():
+            self._shared.hear(worker_id, said)
+        yield from self._pass_over(now_ms)
+        if self.cluster.is_shared and self._variant.hold:
+            self._tell(now_ms)
+
+    def _pass_over(self, now_ms: float) -> Iterator[tuple[TraceRequest, Placement]]:
         if not self._line:
             return
         if self._variant.hold and now_ms < self._looked_ms + LOOK_AGAIN_MS and not self._some_room():
             return
         self._looked_ms = now_ms
+        self._wanted.clear()
         self._refresh()
         most = 2 * len(self._prefillers) if self._variant.hold else None
         for entry in self._line.pass_over(
-            now_ms, lambda entry: self._look(entry, now_ms), tokens_per_ms=self._tokens_per_ms, max_held=most
+            now_ms, lambda entry: self._look(entry, now_ms), tokens_per_ms=self._own_rate(), max_held=most
         ):
             arrival = self._arrivals.pop(entry.key)
             decision = self._decisions.pop(entry.key)
@@ -123,12 +135,21 @@ class AntiphonPolicy:
         self._line.estimate(entry, max(1, arrival.request.prompt_tokens - entry.matched_tokens))
         by = decision.prefill or decision.decode
         if self._variant.hold and hold_ms(cost.queue_ms, self._horizon_ms[by]) > 0.0:
-            self._reserve(by, decision.decode, entry.uncached_tokens)
-            return Verdict.HOLD
+            self._shared.full(by, now_ms)
+            return self._hold(by, decision.decode, entry.uncached_tokens)
+        if self._variant.hold and (left_ms := self._shared.leaves_ms(by, entry, now_ms)) > 0.0:
+            self.cluster.look_at(now_ms + left_ms)
+            return self._hold(by, decision.decode, entry.uncached_tokens)
+        self._shared.sent(by)
         self._decisions[entry.key] = decision
         # Whoever is looked at next in this pass sees it; what the cluster counts then is the same.
         self._reserve(by, decision.decode, entry.uncached_tokens)
         return Verdict.START
+
+    def _hold(self, prefiller: str, decoder: str, tokens: int) -> Verdict:
+        self._wanted.add(prefiller)
+        self._reserve(prefiller, decoder, tokens)
+        return Verdict.HOLD
 
     def _reserve(self, prefiller: str, decoder: str, tokens: int) -> None:
         """Those behind it see the place as taken. Put right with the next pass."""
@@ -139,20 +160,38 @@ class AntiphonPolicy:
         self._seen.pop(prefiller, None)
         self._seen.pop(decoder, None)
 
+    def _tell(self, now_ms: float) -> None:
+        """Workers that something is held for, and those that may soon have room."""
+        kept = kept_back(self._line, now_ms)
+        # Prompts may go to all of them, also to those that decode.
+        for worker in self.cluster.workers:
+            worker_id = worker.worker_id
+            is_near = worker_id in self._wanted or self._queue_ms(worker) <= NEAR_HORIZONS * self._horizon_ms[worker_id]
+            if (is_near or not kept.tokens) and self._shared.is_news(worker_id, kept):
+                self.cluster.tell(worker_id, kept)
+
+    def _waiting_tokens(self) -> int:
+        # Gateways place what comes while nothing waits without putting it into the line.
+        own = self._line.waiting_tokens if len(self._line) > 1 else 0
+        return own + self._shared.others_tokens
+
+    def _own_rate(self) -> float:
+        """This line's share of what all workers compute."""
+        own = self._line.waiting_tokens
+        return self._tokens_per_ms * own / max(1, own + self._shared.others_tokens)
+
+    def _queue_ms(self, worker: WorkerState) -> float:
+        return worker.step.prefill_ms(new_tokens=worker.queued_tokens, chunk_tokens=self._chunk_tokens(worker))
+
     def _some_room(self) -> bool:
         """Whether any prefiller may be given something: most calls find none, and end here."""
-        return any(
-            worker.step.prefill_ms(new_tokens=worker.queued_tokens, chunk_tokens=self._chunk_tokens(worker))
-            <= self._horizon_ms[worker.worker_id]
-            for worker in self._prefillers
-        )
+        return any(self._queue_ms(worker) <= self._horizon_ms[worker.worker_id] for worker in self._prefillers)
 
     def _decide(self, arrival: Arrival, now_ms: float) -> RouteDecision:
         request = arrival.request
         sla = self.cluster.sla
         self.table.workload = self._meter.workload(
-            # Gateways place what comes while nothing waits without putting it into the line.
-            waiting_tokens=self._line.waiting_tokens / len(self._prefillers) if len(self._line) > 1 else 0.0,
+            waiting_tokens=self._waiting_tokens() / len(self._prefillers),
             ttft_limit_ms=_promise(self._promised_ms),
             evicted_reuse=self._asked_again / self._stored,
         )

@@ -14,7 +14,7 @@ from typing import Any
 from antiphon_operator import names
 from antiphon_operator.options import OperatorContext
 from antiphon_operator.plan.clock import stamp
-from antiphon_operator.plan.observed import GatewayView, GatewayViews, Observed, WorkerView
+from antiphon_operator.plan.observed import AutoscalerView, GatewayView, GatewayViews, Observed, WorkerView
 from antiphon_operator.plan.planned import Announce, Apply, Plan
 from antiphon_operator.plan.planner import plan
 
@@ -23,7 +23,8 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMESPACE, NAME, UID = "chat", "qwen", "uid-of-the-model"
 
 READY, STARTING, NO_GPU, NO_IMAGE, CRASHED, REFUSED = "ready", "starting", "no gpu", "no image", "crashed", "refused"
-"""What a pod may do. REFUSED: the API server makes none."""
+NO_PLACE = "no place"
+"""What a pod may do. REFUSED: the API server makes none. NO_PLACE: it could not place its ranks, and said so."""
 
 
 def context(**changes: Any) -> OperatorContext:
@@ -67,12 +68,14 @@ class Cluster:
         self.health: Callable[[Object], str] = lambda pod: READY
         self.busy: set[str] = set()
         """Workers with requests."""
+        self.problems: dict[str, str] = {}
+        """What is in the way of workers that start ranks, by name."""
         self.asked_workers: frozenset[str] = frozenset()
         self.lost_nodes: set[str] = set()
         self.name_owners: dict[str, str] = {}
         self.claims: dict[str, Object] = {}
         self.namespace_labels: dict[str, str] = {}
-        self.recommended: dict[str, int] = {}
+        self.autoscaler: AutoscalerView | None = None
         self.links: tuple[str, ...] = ("ucx",)
         self.refusal = "exceeded quota: gpus"
         self.gateways: dict[str, bool] = {"gateway-a": True, "gateway-b": True}
@@ -166,13 +169,13 @@ class Cluster:
             },
             log_lines={pod["metadata"]["uid"]: "RuntimeError: no kernel image" for pod in self.pods.values()},
             workers={
-                name: WorkerView(asked_at=self.now, idle=name not in self.busy, links=self.links)
+                name: WorkerView(self.now, name not in self.busy, self.links, self.problems.get(name, ""))
                 for name in self.asked_workers
                 if name in self.pods
             },
             gateways=self._views(),
             namespace_labels=self.namespace_labels,
-            recommended_replicas=self.recommended,
+            autoscaler=self.autoscaler,
         )
 
     # -- what a test asks
@@ -343,6 +346,13 @@ def _status(health: str, pod: Object, now: datetime) -> Object:
                 "restartCount": max(1, restarts),
                 "state": {"waiting": {"reason": "CrashLoopBackOff"}},
                 "lastState": {"terminated": {"exitCode": 1}},
+            }
+        case "no place":
+            said = "GangUnschedulable: bundle 3 of 4 lacks 1 GPU: no pod has as many that are free"
+            container |= {
+                "restartCount": max(1, restarts),
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": {"exitCode": 4, "message": said}},
             }
         case "no gpu":
             pod["spec"]["nodeName"] = ""

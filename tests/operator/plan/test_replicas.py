@@ -8,8 +8,9 @@ from typing import Any
 from antiphon_operator import names
 from antiphon_operator.plan.identity import replica_id
 from antiphon_operator.plan.memory import PoolMemory, read_pool_memory
+from antiphon_operator.plan.observed import AutoscalerView
 
-from tests.operator.plan.cluster import CRASHED, NO_GPU, READY, STARTING, Cluster
+from tests.operator.plan.cluster import CRASHED, NO_GPU, NO_PLACE, READY, STARTING, Cluster
 
 GANG = {
     "accelerator": {"resource": "nvidia.com/gpu"},
@@ -78,6 +79,58 @@ def test_a_gang_that_is_not_whole_in_time_is_taken_down_whole_and_waits_longer_e
     cluster.run(900, step_s=30)
     assert cluster.object("Pool", "qwen-decode")["status"]["failures"] == 0
     assert len(cluster.ids_seen) == len(set(cluster.ids_seen))
+
+
+def test_a_gang_without_a_place_for_its_ranks_says_which_bundle_lacks_what() -> None:
+    cluster = Cluster(GANG)
+    cluster.health = lambda pod: NO_PLACE if pod["metadata"].get("name", "").endswith("-0") else STARTING
+    cluster.run(3)
+    for kind in ("PoolsReady", "Ready"):
+        assert cluster.reason(kind) == ("False", "GangUnschedulable")
+        assert "bundle 3 of 4 lacks 1 GPU: no pod has as many that are free" in cluster.condition(kind)["message"]
+        assert "change parallelism, gpusPerPod or resources" in cluster.condition(kind)["message"]
+
+
+def test_what_a_gang_waits_for_is_read_from_its_first_pods_page_when_the_others_have_joined() -> None:
+    cluster = Cluster(GANG)
+    ready: set[str] = {"1", "2"}
+    cluster.health = lambda pod: (
+        STARTING if "-decode-" in (name := pod["metadata"].get("name", "")) and name[-1] not in ready else READY
+    )
+    cluster.run(2)
+    (first,) = first_pods(cluster, "decode")
+    cluster.problems[first] = "GangUnschedulable: stage 0 needs 4 GPU on one node; the node with most has 3"
+    cluster.run(2)
+    assert first not in cluster.asked_workers
+    assert cluster.reason("PoolsReady") == ("False", "Starting"), "the third may bring what is lacking"
+    ready.add("3")
+    cluster.run(3)
+    assert cluster.reason("PoolsReady") == ("False", "GangUnschedulable")
+    assert f"{first}: stage 0 needs 4 GPU on one node" in cluster.condition("PoolsReady")["message"]
+    cluster.problems[first] = "rank 2 is gone: killed"
+    cluster.run(2)
+    assert cluster.reason("PoolsReady") == ("False", "Starting")
+    assert "rank 2 is gone: killed" in cluster.condition("PoolsReady")["message"]
+    ready.add("0")
+    cluster.settle()
+    assert cluster.reason("Ready") == ("True", "Serving")
+
+
+def test_a_pod_that_finds_no_node_is_told_before_the_gang_that_lacks_it() -> None:
+    cluster = Cluster({**GANG, "prefill": None})
+    cluster.model["spec"].pop("prefill")
+    states = {"0": NO_PLACE, "3": NO_GPU}
+    cluster.health = lambda pod: states.get(pod["metadata"].get("name", " ")[-1], STARTING)
+    cluster.run(3)
+    assert cluster.reason("PoolsReady") == ("False", "InsufficientGpus")
+
+
+def test_only_models_with_a_gang_have_a_token_for_it() -> None:
+    cluster = Cluster(GANG)
+    assert cluster.tick().gang_secret == "qwen-ray"
+    cluster.edit(decode={"gpusPerPod": 4})
+    assert cluster.tick().gang_secret == "qwen-ray", "gangs of the revision before are still there"
+    assert Cluster().tick().gang_secret is None
 
 
 def test_the_back_off_survives_the_loss_of_the_status() -> None:
@@ -237,13 +290,13 @@ def test_scaled_to_zero_and_back() -> None:
 
 def test_advise_changes_nothing_and_enforce_keeps_to_the_bounds() -> None:
     cluster = Cluster({"autoscaling": {"mode": "Advise"}})
-    cluster.recommended = {"prefill": 3, "decode": 20}
+    cluster.autoscaler = AutoscalerView({"prefill": 3, "decode": 20})
     cluster.settle()
     assert len(cluster.sets("decode")) == 2
     cluster.edit(autoscaling={"mode": "Enforce", "prefill": {"min": 1, "max": 2}, "decode": {"min": 1, "max": 5}})
     cluster.settle()
     assert (len(cluster.sets("prefill")), len(cluster.sets("decode"))) == (2, 5)
-    cluster.recommended = {}
+    cluster.autoscaler = None
     cluster.settle()
     assert (len(cluster.sets("prefill")), len(cluster.sets("decode"))) == (2, 5), "no advice is no change"
 

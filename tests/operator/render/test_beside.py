@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from antiphon.fetch import fetch_parser
+from antiphon_operator.names import RAY_PORT
 from antiphon_operator.options import OperatorContext
 from antiphon_operator.render.network import network_policy
 from antiphon_operator.render.pool import pool_object
@@ -34,6 +35,13 @@ def test_only_pods_of_the_same_model_reach_all_ports() -> None:
     assert everywhere == [{"from": [own]}]
     assert {"to": [own]} in spec["egress"]
     assert spec["podSelector"] == own["podSelector"]
+
+
+def test_nothing_but_the_models_own_pods_reaches_a_gangs_ray() -> None:
+    (policy,) = render(SPECS["gang"]).of_kind("NetworkPolicy")
+    named = [port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())]
+    assert RAY_PORT not in named
+    assert all("ports" in rule for rule in policy["spec"]["ingress"][1:]), "a rule without ports would open all"
 
 
 def test_grpc_is_open_to_gateways_and_operators_and_the_status_pages_to_all() -> None:

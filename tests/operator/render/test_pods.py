@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from antiphon.configuration import add_arguments, load, specs
+from antiphon_engine.gang import environment as environment_of_ray
+from antiphon_operator import names
 from antiphon_operator.options import OperatorContext
 from antiphon_operator.render.command import DRAIN_TIMEOUT_S, TERMINATION_GRACE_S
 from antiphon_worker.options import WorkerOptions
@@ -57,6 +59,7 @@ def test_a_worker_understands_its_arguments(name: str) -> None:
         asked = pool.spec.parallelism
         given = (options.tensor_parallel, options.pipeline_parallel, options.expert_parallel)
         assert given == (asked.tensor, asked.pipeline, asked.expert)
+        assert options.ray_node_ranks == (pool.gpus_per_pod if pool.pods > 1 else 0)
 
 
 def test_the_model_is_a_folder_that_is_mounted_or_the_images_own() -> None:
@@ -114,6 +117,33 @@ def test_a_gang_is_one_set_of_as_many_pods_as_it_takes_started_together() -> Non
     gang = render(SPECS["gang"]).of_kind("StatefulSet")[0]["spec"]
     assert (gang["replicas"], gang["podManagementPolicy"], gang["serviceName"]) == (2, "Parallel", "tiny-workers")
     assert render(SPECS["demo"]).of_kind("StatefulSet")[0]["spec"]["replicas"] == 1
+
+
+def test_the_pods_of_a_gang_know_each_other_by_a_token_in_a_file() -> None:
+    rendered = render(SPECS["gang"])
+    secret = volumes(rendered.pod())["ray"]["secret"]
+    (made,) = (one for one in rendered.of_kind("Secret") if one["metadata"]["name"] == "tiny-ray")
+    assert secret["secretName"] == "tiny-ray"
+    assert not secret.get("optional")
+    assert secret["defaultMode"] == 0o440
+    (file,) = (f"/etc/antiphon/ray/{key}" for key in made["data"])
+    assert worker_options(rendered.worker()["args"]).ray_token_file == file
+    assert mounts(rendered.worker())["/etc/antiphon/ray"]["readOnly"]
+
+
+def test_joiners_are_told_the_port_that_the_gangs_head_takes() -> None:
+    assert names.RAY_PORT == environment_of_ray.HEAD_PORT
+    fixed = (environment_of_ray.NODE_MANAGER_PORT, environment_of_ray.OBJECT_MANAGER_PORT)
+    ranges = (environment_of_ray.FIRST_WORKER_PORT, environment_of_ray.LAST_WORKER_PORT)
+    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
+    assert f"| {fixed[0]}, {fixed[1]}, {environment_of_ray.RUNTIME_ENV_AGENT_PORT} |" in page
+    assert f"| {ranges[0]} to {ranges[1]} |" in page
+
+
+def test_a_replica_of_one_pod_has_no_token() -> None:
+    for name in ("demo", "rdma"):
+        assert "ray" not in volumes(render(SPECS[name]).pod())
+        assert "--ray-token-file" not in render(SPECS[name]).worker()["args"]
 
 
 def test_devices_follow_from_the_shape() -> None:

@@ -40,6 +40,7 @@ OTHER: dict[str, Any] = {
     "kvCache.tiers": [{"type": "host", "size": "64Gi"}],
     "kvCache.isolation": "Shared",
     "sla.ttft.p95": "1s",
+    "sla.ttft.perThousandTokens": "90ms",
     "sla.tpot.p95": "1s",
     "autoscaling.mode": "Enforce",
     "autoscaling.prefill.min": 2,

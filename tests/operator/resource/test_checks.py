@@ -38,6 +38,10 @@ def said(spec: dict[str, Any]) -> list[str]:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HUB, "engine": {"name": "vllm"}}, "spec.engine.name: this version has no vllm engine: write torch"),
     (
+        {**HUB, "engine": {"name": "timed"}, "prefill": {"parallelism": {"tensor": 2}}},
+        "spec.prefill.parallelism: the timed engine computes nothing that ranks share: remove it",
+    ),
+    (
         {**HUB, "engine": {"args": ["--threads=2", "--dtype", "float32"]}},
         "spec.engine.args[1]: --dtype may not be given here: write spec.engine.dtype",
     ),

@@ -69,6 +69,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {**HUB, "prefill": {"parallelism": {"tensor": 2, "expert": 4}}},
         "expert must divide tensor x pipeline",
     ),
+    (
+        "experts over some of a stage",
+        {**HUB, "decode": {"parallelism": {"tensor": 4, "expert": 2}}},
+        "set parallelism.expert of the pool to its tensor, or to 1",
+    ),
+    (
+        "experts over several stages",
+        {**HUB, "prefill": {"parallelism": {"tensor": 2, "pipeline": 2, "expert": 4}}},
+        "engine torch spreads experts over all ranks of a stage or over none",
+    ),
     ("bad topology", {**HUB, "placement": {"sameTopology": "a b"}}, "write the key of a node label"),
     ("required RDMA, no device", {**HUB, "kvCache": {"transfer": {"require": "rdma"}}}, "rdma needs rdma.resource"),
     (
@@ -96,6 +106,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("bad duration", {**HUB, "sla": {"tpot": {"p95": "40"}}}, "write a time such as 500ms"),
     ("promise of nothing", {**HUB, "sla": {"ttft": {"p95": "0s"}}}, "p95 must be from 1ms to 1h"),
     ("promise of nothing", {**HUB, "sla": {"tpot": {"p95": "0ms"}}}, "p95 must be from 1ms to 1h"),
+    (
+        "growing promise of nothing",
+        {**HUB, "sla": {"ttft": {"p95": "1s", "perThousandTokens": "0s"}}},
+        "perThousandTokens must be from 1ms to 1h",
+    ),
+    (
+        "growing promise without a base",
+        {**HUB, "sla": {"ttft": {"perThousandTokens": "60ms"}}},
+        "write ttft.p95 too",
+    ),
     ("bounds", {**PAIR, "autoscaling": {"prefill": {"min": 9}}}, "min must not be above max"),
     ("bounds", {**HUB, "autoscaling": {"decode": {"min": 5, "max": 4}}}, "min must not be above max"),
     (

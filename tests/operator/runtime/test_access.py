@@ -10,8 +10,9 @@ from antiphon_operator.kube.errors import ApiUnavailable
 from antiphon_operator.names import redis_user
 from antiphon_operator.plan.observed import Object
 from antiphon_operator.plan.planned import RedisAccess
-from antiphon_operator.runtime.access import AGAIN_AFTER, STUCK_AFTER, Access
+from antiphon_operator.runtime.access import Access
 from antiphon_operator.runtime.redis_records import UserAccess
+from antiphon_operator.runtime.upkeep import AGAIN_AFTER, STUCK_AFTER
 
 from tests.support.kube_objects import model, pod_of
 

@@ -21,6 +21,7 @@ from antiphon_operator.plan.planned import Plan
 from antiphon_operator.runtime.announcer import Announcer
 from antiphon_operator.runtime.applier import Applier
 from antiphon_operator.runtime.caches import Caches
+from antiphon_operator.runtime.gang_tokens import GangTokens
 from antiphon_operator.runtime.metrics import OperatorMetrics
 from antiphon_operator.runtime.queue import WorkFailedError
 from antiphon_operator.runtime.reconcile import Parts, Planner, Reconciler
@@ -29,7 +30,7 @@ from antiphon_operator.runtime.trouble import SLOW
 from antiphon_operator.runtime.wants import Looks
 from prometheus_client import CollectorRegistry
 
-from tests.support.kube.resources import NAMESPACES, SERVICES, STATEFULSETS
+from tests.support.kube.resources import NAMESPACES, SECRETS, SERVICES, STATEFULSETS
 from tests.support.kube_in_process import InProcessClient, api_with_models, served
 from tests.support.small_operator import REVISION, small_plan
 
@@ -69,6 +70,7 @@ class Bench:
             looks=Looks(None, lambda key: {}, lambda key: None),  # type: ignore[arg-type]  # nothing is wanted
             announcer=Announcer(client, clock=clock),
             metrics=metrics,
+            gang_tokens=GangTokens(_token_secret, self._create_secret, _now),
             records=self.records,
         )
         self.reconciler = Reconciler(plan, CONTEXT, parts, _now)
@@ -92,6 +94,9 @@ class Bench:
         conditions = self.api.get(MODELS, "chat", "qwen")["status"]["conditions"]
         return next(condition for condition in conditions if condition["type"] == kind)
 
+    async def _create_secret(self, manifest: Any) -> None:
+        await self.client.create(resources.SECRETS, "chat", manifest)
+
     def _hear(self, event: str, resource: Any, thing: Any) -> None:
         if not self.hears:
             return
@@ -100,6 +105,10 @@ class Bench:
             self.caches.remove(resource.kind, named)
         else:
             self.caches.put(resource.kind, named)
+
+
+def _token_secret(model: Any, token: str) -> dict[str, Any]:
+    return {"metadata": {"name": f"{model['metadata']['name']}-ray", "namespace": "chat"}, "data": {"token": token}}
 
 
 def _now() -> datetime:
@@ -116,6 +125,25 @@ async def test_a_model_gets_its_objects_and_then_costs_nothing() -> None:
     written = len(bench.client.writes)
     assert await bench.reconciler.look(KEY) is None
     assert len(bench.client.writes) == written
+
+
+async def test_a_model_with_gangs_has_a_token_before_its_pods_and_no_other_has_one() -> None:
+    gangs, single = Bench(lambda *seen: replace(small_plan(*seen), gang_secret="qwen-ray")), Bench()
+    for bench in (gangs, single):
+        bench.create()
+        await bench.settle()
+    writes = [write for write in gangs.client.writes if write.split()[1] in ("Secret", "StatefulSet")]
+    assert writes == ["create Secret qwen-ray", f"apply StatefulSet qwen-decode-{REVISION}-r000"]
+    assert single.api.list(SECRETS, "chat") == []
+
+
+async def test_a_token_that_may_not_be_written_is_said_in_the_status() -> None:
+    bench = Bench(lambda *seen: replace(small_plan(*seen), gang_secret="qwen-ray"))
+    bench.create()
+    bench.client.refuse["Secret"] = Forbidden("create Secret", 403, "Forbidden", "no secrets here")
+    with pytest.raises(WorkFailedError):
+        await bench.reconciler.look(KEY)
+    assert "Secret qwen-ray" in bench.condition("Ready")["message"]
 
 
 async def test_answers_count_before_any_watch_tells_of_them() -> None:

@@ -53,6 +53,14 @@ async def test_a_decode_worker_has_no_prefill_runs_and_can_be_idle() -> None:
         assert view.idle
 
 
+async def test_a_worker_whose_ranks_are_being_started_has_nothing_to_do_and_says_what_is_in_the_way() -> None:
+    page = {"model": "chat/qwen", "phase": "starting 4 ranks", "problem": "GangUnschedulable: stage 0", "ready": False}
+    async with worker(page) as workers:
+        view = await workers.ask(POD)
+        assert view is not None
+        assert (view.idle, view.problem) == (True, "GangUnschedulable: stage 0")
+
+
 async def test_transports_of_standing_links_are_named_once() -> None:
     links = [
         {"peer_worker_id": "a", "transport": "ucx", "up": True, "gigabytes_per_s": 1.0, "detail": ""},

@@ -1,0 +1,256 @@
+"""Every parameter that this API knows, and what becomes of it: one table, for the code, for docs/api.md, for OpenAPI.
+
+Three things may become of a parameter. It is honoured. It is refused with a 400 that says why, unless its value asks
+for nothing (`harmless`). Or it is accepted without effect, because it cannot change the answer. What is in no row is
+unknown: it is accepted too, and named in the header x-antiphon-ignored.
+
+Fields of the bodies (`schema`) are what most requests use. The other rows are rare: a body that has one of them does
+not decode as the plain record, which forbids unknown fields, and is decoded again as the `wide` one, which has them all
+and forbids none. So they cost a plain request nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+import functools
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from antiphon_gateway.errors import invalid
+from antiphon_gateway.http import Header
+
+MAX_NAMES = 16
+MAX_HEADER_BYTES = 512
+_MORE = "..."
+
+
+class Endpoint(Enum):
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+class Standing(Enum):
+    HONOURED = "honoured"
+    REFUSED = "refused"
+    WITHOUT_EFFECT = "accepted, without effect"
+
+
+CHAT = (Endpoint.CHAT,)
+COMPLETIONS = (Endpoint.COMPLETIONS,)
+BOTH = (Endpoint.CHAT, Endpoint.COMPLETIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    endpoints: tuple[Endpoint, ...]
+    standing: Standing
+    sentence: str
+    """What it does here; of a refused one, why not or what to do instead."""
+    harmless: tuple[Any, ...] = ()
+    """Of a refused one: values that ask for what happens anyway. A null always is one."""
+
+
+def _honoured(name: str, endpoints: tuple[Endpoint, ...], sentence: str) -> Parameter:
+    return Parameter(name, endpoints, Standing.HONOURED, sentence)
+
+
+def _refused(name: str, endpoints: tuple[Endpoint, ...], sentence: str, *harmless: Any) -> Parameter:
+    return Parameter(name, endpoints, Standing.REFUSED, sentence, harmless)
+
+
+def _without_effect(name: str, endpoints: tuple[Endpoint, ...], sentence: str) -> Parameter:
+    return Parameter(name, endpoints, Standing.WITHOUT_EFFECT, sentence)
+
+
+PARAMETERS: tuple[Parameter, ...] = (
+    # What is asked.
+    _honoured("model", BOTH, "A name from /v1/models."),
+    _honoured("messages", CHAT, "Text; parts of type text and refusal are joined, other parts are refused."),
+    _honoured("prompt", COMPLETIONS, "A text, a list of texts, a list of token ids, or a list of such lists."),
+    _honoured("n", BOTH, "1 to 16; the choices share the prompt's blocks."),
+    _honoured("echo", COMPLETIONS, "The prompt's text comes before the answer; not together with logprobs."),
+    # How it is answered.
+    _honoured("stream", BOTH, "Server-sent events."),
+    _honoured("stream_options", BOTH, "include_usage; include_obfuscation and continuous_usage_stats only as false."),
+    _honoured("max_tokens", BOTH, "The most tokens of each choice."),
+    _honoured("max_completion_tokens", CHAT, "Wins over max_tokens."),
+    _honoured("logprobs", BOTH, "Of the answer's tokens; in completions a number up to 20."),
+    _honoured("top_logprobs", CHAT, "0 to 20, with logprobs."),
+    # Sampling.
+    _honoured("temperature", BOTH, "0 to 2."),
+    _honoured("top_p", BOTH, "0 to 1; 0 is the most likely token."),
+    _honoured("top_k", BOTH, "-1 and 0: no limit."),
+    _honoured("min_p", BOTH, "0 to 1."),
+    _honoured("presence_penalty", BOTH, "-2 to 2."),
+    _honoured("frequency_penalty", BOTH, "-2 to 2."),
+    _honoured("repetition_penalty", BOTH, "Above 0, at most 100."),
+    _honoured("logit_bias", BOTH, "Up to 1024 token ids of the vocabulary, -100 to 100."),
+    _honoured("seed", BOTH, "The same request has the same answer on the same engine."),
+    _honoured("stop", BOTH, "Up to 4 texts."),
+    _honoured("stop_token_ids", BOTH, "Up to 256 ids."),
+    _honoured("include_stop_str_in_output", BOTH, "The stop text stays in the answer."),
+    _honoured("ignore_eos", BOTH, "The answer goes on to max_tokens."),
+    _honoured("min_tokens", BOTH, "No end before so many tokens."),
+    _honoured("skip_special_tokens", BOTH, "False: special tokens stay in the text."),
+    # What the answer has to be.
+    _honoured("response_format", BOTH, "text, json_object or json_schema."),
+    _honoured("structured_outputs", BOTH, "json, regex, choice, grammar or json_object."),
+    _honoured("guided_json", BOTH, "The older name of structured_outputs.json."),
+    _honoured("guided_regex", BOTH, "The older name of structured_outputs.regex."),
+    _honoured("guided_choice", BOTH, "The older name of structured_outputs.choice."),
+    _honoured("guided_grammar", BOTH, "The older name of structured_outputs.grammar."),
+    _without_effect("guided_decoding_backend", BOTH, "There is one."),
+    _refused("guided_whitespace_pattern", BOTH, "White space in structured output cannot be chosen; leave it out."),
+    # Tools and reasoning.
+    _honoured("tools", CHAT, "Functions, where the model's chat template has a place for them."),
+    _honoured("tool_choice", CHAT, "Whether tools may, must or may not be called."),
+    _honoured("parallel_tool_calls", CHAT, "False: one call at most."),
+    _refused("functions", CHAT, "Use tools.", []),
+    _refused("function_call", CHAT, "Use tools and tool_choice.", "none", "auto"),
+    _honoured("include_reasoning", CHAT, "False: reasoning is left out of the answer."),
+    _honoured(
+        "reasoning_effort",
+        CHAT,
+        "Given to the chat template; named in x-antiphon-ignored where the template has no word for it.",
+    ),
+    _refused("thinking_token_budget", CHAT, "Reasoning has no budget of its own; bound the answer with max_tokens."),
+    # The prompt's making.
+    _honoured("chat_template_kwargs", CHAT, "Variables for the model's chat template."),
+    _honoured("add_generation_prompt", CHAT, "False: the prompt ends with the last message."),
+    _honoured(
+        "continue_final_message", CHAT, "The answer goes on with the last message, which must be the assistant's."
+    ),
+    _refused("chat_template", CHAT, "The model's own chat template is used; see chat_template_kwargs."),
+    _refused("documents", CHAT, "Put documents into the messages.", []),
+    _refused("echo", CHAT, "Use continue_final_message, and put the message before the answer yourself.", False),
+    _refused("add_special_tokens", CHAT, "The chat template writes its special tokens itself.", False),
+    _refused("add_special_tokens", COMPLETIONS, "To send none, send the prompt as token ids.", True),
+    _refused("truncate_prompt_tokens", BOTH, "Prompts are not cut; see /tokenize for their length."),
+    _refused("suffix", COMPLETIONS, "Text cannot be inserted; put what follows into the prompt.", ""),
+    _refused("prompt_embeds", COMPLETIONS, "Send the prompt as text or token ids."),
+    _refused("mm_processor_kwargs", CHAT, "Only text is understood.", {}),
+    _refused("media_io_kwargs", CHAT, "Only text is understood.", {}),
+    # Other ways of generating.
+    _refused("best_of", BOTH, "Ask for n choices and choose among them.", 1),
+    _refused("use_beam_search", BOTH, "There is no beam search; ask for n choices.", False),
+    _refused("length_penalty", BOTH, "It has a meaning in beam search only, which there is not.", 1),
+    _refused("early_stopping", BOTH, "It has a meaning in beam search only, which there is not.", False),
+    _refused("allowed_token_ids", BOTH, "Use structured_outputs, or logit_bias."),
+    _refused("bad_words", BOTH, "Use logit_bias for single tokens.", []),
+    _refused("logits_processors", BOTH, "Requests cannot bring code.", []),
+    _refused("vllm_xargs", BOTH, "There are no extensions that take them.", {}),
+    _refused("max_repetition_pattern_size", BOTH, "Repetition does not end an answer; use repetition_penalty.", 0),
+    _refused("min_repetition_pattern_size", BOTH, "Repetition does not end an answer; use repetition_penalty.", 0),
+    _refused("repetition_min_count", BOTH, "Repetition does not end an answer; use repetition_penalty.", 0),
+    # Other forms of the answer.
+    _refused("prompt_logprobs", BOTH, "Log-probabilities are of the answer's tokens only; use logprobs."),
+    _refused("detokenize", BOTH, "Answers always are text.", True),
+    _refused("spaces_between_special_tokens", BOTH, "Special tokens have no spaces put between them.", True),
+    _refused("return_token_ids", BOTH, "Answers have no token ids; use /tokenize.", False),
+    _refused("return_tokens_as_token_ids", BOTH, "Tokens are told as text and bytes.", False),
+    _refused("modalities", CHAT, "Only text is made.", ["text"]),
+    _refused("audio", CHAT, "Only text is made."),
+    _refused("verbosity", CHAT, "Models here have no such dial; say it in a message.", "medium"),
+    _refused("web_search_options", CHAT, "The gateway searches nothing; give the model a tool."),
+    _refused("store", CHAT, "Chat completions are not stored; leave it out.", False),
+    # How the request is treated.
+    _honoured("service_tier", BOTH, "Its priority: priority, default, auto, scale or flex, as far as the key allows."),
+    _honoured("priority", BOTH, "A number; below 0 before others, above 0 after them, as far as the key allows."),
+    _refused("cache_salt", BOTH, "Each API key's tenant has a cache of its own; there are no others."),
+    _refused("kv_transfer_params", BOTH, "The platform itself decides where a prompt is computed."),
+    _without_effect("prediction", CHAT, "It could only make the same answer come sooner."),
+    _without_effect("user", BOTH, "Users are not told apart; API keys are."),
+    _without_effect("safety_identifier", CHAT, "Users are not told apart; API keys are."),
+    _without_effect("prompt_cache_key", BOTH, "The cache is found by the prompt itself."),
+    _without_effect("prompt_cache_retention", BOTH, "What is used stays; there is no other retention."),
+    _without_effect("metadata", CHAT, "It belongs to stored completions, and none is stored."),
+    _without_effect("request_id", BOTH, "Send the header x-request-id, which is echoed."),
+)
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+def rare(endpoint: Endpoint, fields: tuple[str, ...]) -> tuple[Parameter, ...]:
+    """The endpoint's rows that are not among the `fields` of its plain body."""
+    return tuple(row for row in PARAMETERS if endpoint in row.endpoints and row.name not in fields)
+
+
+@functools.cache
+def wide(kind: type[_Body]) -> type[_Body]:
+    """The same record with the rare parameters of its `endpoint`, and with room for what is unknown."""
+    endpoint: Endpoint | None = getattr(kind, "endpoint", None)
+    extra: list[Any] = (
+        [] if endpoint is None else [(row.name, Any, None) for row in rare(endpoint, kind.__struct_fields__)]
+    )
+    for name, options in getattr(kind, "nested", {}).items():
+        extra.append((name, wide(options) | None, None))
+    made = msgspec.defstruct(
+        kind.__name__,
+        extra,
+        bases=(kind,),
+        namespace={"wide": True, "__doc__": kind.__doc__},
+        module=kind.__module__,
+        kw_only=True,
+        forbid_unknown_fields=False,
+    )
+    return cast(type[_Body], made)
+
+
+def check_rare(body: msgspec.Struct, endpoint: Endpoint) -> None:
+    """Refuse what a wide body asks for and cannot have. Raises ApiError (400)."""
+    for row in _refusals(type(body), endpoint):
+        value = getattr(body, row.name)
+        if value is not None and not any(value == other and type(value) is type(other) for other in row.harmless):
+            raise invalid(f"{row.name} is not supported. {row.sentence}", param=row.name, code="unsupported_parameter")
+
+
+@functools.cache
+def _refusals(kind: type[msgspec.Struct], endpoint: Endpoint) -> tuple[Parameter, ...]:
+    """Of a wide kind, whose base is the plain one."""
+    plain = cast(type[msgspec.Struct], kind.__mro__[1])
+    return tuple(row for row in rare(endpoint, plain.__struct_fields__) if row.standing is Standing.REFUSED)
+
+
+def unknown_fields(raw: bytes, kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Of a body that decodes as this wide kind: what it has beside. Names of options are `options.name`.
+
+    Raises ApiError (400): a decoder that knows its fields does not look whether the other names are texts.
+    """
+    try:
+        return _names_beside(raw.removeprefix(codecs.BOM_UTF8), kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"The body is not JSON in UTF-8: {error}", code="invalid_json") from error
+
+
+def _names_beside(raw: bytes, kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    given = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    names = _beside(given, kind)
+    for outer, options in getattr(kind, "nested", {}).items():
+        inner = given.get(outer)
+        if inner is not None and bytes(inner) != b"null":
+            found = _beside(msgspec.json.decode(inner, type=dict[str, msgspec.Raw]), options)
+            names += [f"{outer}.{name}" for name in found]
+    return tuple(names)
+
+
+def _beside(given: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> list[str]:
+    """Without nulls: a null is the same as an absent field."""
+    known = kind.__struct_fields__
+    return [name for name, value in given.items() if name not in known and bytes(value) != b"null"]
+
+
+def ignored_header(names: tuple[str, ...]) -> Header:
+    """The header that names them; `...` stands for those that do not fit or cannot stand in a header."""
+    told: list[str] = []
+    room = MAX_HEADER_BYTES - len(_MORE)
+    for name in names[:MAX_NAMES]:
+        if name.isascii() and name.isprintable() and name and not {" ", ","} & set(name) and len(name) + 2 <= room:
+            told.append(name)
+            room -= len(name) + 2
+    if len(told) < len(names):
+        told.append(_MORE)
+    return b"x-antiphon-ignored", ", ".join(told).encode("ascii")
