@@ -135,7 +135,7 @@ async def serve(options: GatewayOptions, keys: ApiKeys) -> int:
 
 
 async def _drain(gateway: Gateway, timeout_s: float, stop: _Signals) -> None:
-    gateway.draining = True
+    gateway.drain()
     log.info("draining: %d requests run, for up to %g s", gateway.in_flight, timeout_s)
     drained = asyncio.create_task(gateway.drained(), name="drained")
     second = asyncio.create_task(stop.second.wait(), name="second signal")

@@ -167,7 +167,7 @@ async def test_a_client_that_reads_late_gets_everything_in_order() -> None:
         reader, writer = await connect(running, receive_buffer=65_536)
         writer.write(request_bytes(stream=True))
         got = bytearray(await reader.read(65536))
-        await eventually(lambda: any(flight.writing_since for flight in running.gateway._flights))
+        await eventually(lambda: any(flight.writing_since for flight in running.gateway.generation.flights))
         while b"[DONE]" not in got[-100:]:
             got += await asyncio.wait_for(reader.read(65536), 10)
         assert [int(number) for number in re.findall(rb"<(\d+)>", got)] == list(range(NUMBERED))

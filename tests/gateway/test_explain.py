@@ -284,7 +284,7 @@ async def test_the_span_of_the_request_has_the_decision_and_what_came_of_it() ->
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with running_gateway(FakeWorker(worker_id="a"), busy("b")) as running:
-        running.gateway._tracer = provider.get_tracer("test")
+        running.gateway.generation.tracer = provider.get_tracer("test")
         response = await ask(running)
         await eventually(lambda: len(exporter.get_finished_spans()) == 1)
     (span,) = exporter.get_finished_spans()

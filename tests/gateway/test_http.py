@@ -318,7 +318,7 @@ async def test_a_request_is_one_span_with_its_story() -> None:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     worker = FakeWorker()
     async with running_gateway(worker) as running:
-        running.gateway._tracer = provider.get_tracer("test")
+        running.gateway.generation.tracer = provider.get_tracer("test")
         await submitted(running, worker, "/v1/chat/completions", CHAT)
         await running.client.post("/v1/chat/completions", json={**CHAT, "n": 99})
         await eventually(lambda: len(exporter.get_finished_spans()) == 2)

@@ -197,7 +197,7 @@ async def test_who_waits_for_a_model_that_wakes_is_told_when_the_gateway_ends(
         await said(operator, running, waking=True)
         waiting = asyncio.create_task(ask(running))
         await eventually(lambda: running.gateway.dispatcher.waiting == 1)
-        running.gateway.draining = True
+        running.gateway.drain()
         assert not waiting.done(), "it may still be served"
         running.gateway.end_all()
         response = await waiting
