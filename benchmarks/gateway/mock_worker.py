@@ -1,7 +1,8 @@
 """Workers that answer at once: the gateway's real gRPC protocol with no engine behind it.
 
 Each of the `--workers` listens on a port of its own, accepts every submission, and gives all of its running requests
-one token in each step, as one `StepBatch` a gateway, as an engine does. With `--step-ms 0` a step follows the one
+one token in each step, as one `StepBatch` a gateway, as an engine does (of an answer that is sent whole, what lies
+between its first and last token as seldom as the gateway allows). With `--step-ms 0` a step follows the one
 before as soon as that is written, so the gateway never waits for a worker; a longer step paces streams. Prints the
 addresses, ends with its standard input.
 
@@ -15,6 +16,7 @@ import asyncio
 import hashlib
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -52,18 +54,28 @@ def card_of(folder: Path) -> pb.ModelCard:
 class _Running:
     """One request: tokens still to give."""
 
-    __slots__ = ("given", "prompt_tokens", "ref", "wanted")
+    __slots__ = ("every_s", "given", "prompt_tokens", "ref", "told", "told_at", "wanted")
 
     def __init__(self, submit: pb.Submit) -> None:
         self.ref = submit.ref
         self.prompt_tokens = len(submit.prompt_token_ids)
         self.wanted = submit.sampling.max_tokens
-        self.given = len(submit.output_token_ids)
+        self.given = self.told = len(submit.output_token_ids)
+        self.every_s = submit.tell_every_ms / 1000.0
+        self.told_at = 0.0
 
-    def step(self) -> pb.RequestStep:
+    def step(self) -> pb.RequestStep | None:
+        """One more token; None: it is told later."""
         self.given += 1
-        step = pb.RequestStep(ref=self.ref, token_ids=(TOKEN_ID,), text=ANSWER)
         last = self.given == self.wanted
+        if self.every_s:
+            now = time.monotonic()
+            if not last and self.told and now - self.told_at < self.every_s:
+                return None
+            self.told_at = now
+        new = self.given - self.told
+        self.told = self.given
+        step = pb.RequestStep(ref=self.ref, token_ids=[TOKEN_ID] * new, text=ANSWER * new)
         if last:
             step.finish = pb.FINISH_LENGTH
         if last or self.given == 1:
@@ -133,11 +145,12 @@ class MockWorker(pb_grpc.WorkerServicer):
                 work.clear()
                 await work.wait()
             await asyncio.sleep(self._step_s)
-            steps = [one.step() for one in running.values()]
+            steps = [step for one in running.values() if (step := one.step()) is not None]
             for one in [one for one in running.values() if one.given >= one.wanted]:
                 del running[one.ref]
-            outgoing.put_nowait(pb.WorkerMessage(step=pb.StepBatch(steps=steps, queue=_load(running))))
-            await outgoing.join()
+            if steps:
+                outgoing.put_nowait(pb.WorkerMessage(step=pb.StepBatch(steps=steps, queue=_load(running))))
+                await outgoing.join()
 
 
 async def _beat(running: dict[int, _Running], outgoing: asyncio.Queue[pb.WorkerMessage]) -> None:

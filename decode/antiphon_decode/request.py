@@ -37,6 +37,7 @@ from opentelemetry import trace
 from antiphon_decode.errors import PrefillPeerFailed, PullFailed
 from antiphon_decode.first_token import finish_after
 from antiphon_decode.remote_prefill import CHUNKS_AHEAD, PrefillJob, RemotePrefill
+from antiphon_decode.telling import Teller
 
 log = logging.getLogger("antiphon.decode")
 
@@ -59,6 +60,8 @@ class DecodeRequest:
         self._context = context
         self._submit = submit
         self._sink = sink
+        # Log-probabilities that wait for their text are of one step each.
+        self._teller = Teller(sink, 0 if submit.sampling.HasField("logprobs") else submit.tell_every_ms)
         self._tasks = tasks
         self._on_end = on_end
         # A gateway may send a request again while this worker still cleans up after the first time.
@@ -127,7 +130,7 @@ class DecodeRequest:
         """The worker will not end it: its gateway has it continued elsewhere, from the tokens that it has. What steps
         in flight bring is left out, and sampled there again. Idempotent."""
         if not self._over:
-            self._sink.step(wire.RequestStep(finish=wire.Finish.FINISH_MOVED, error=why))
+            self._teller.tell(wire.RequestStep(finish=wire.Finish.FINISH_MOVED, error=why))
             self._end("moved")
 
     # -- until the engine has what can be had from elsewhere
@@ -280,7 +283,7 @@ class DecodeRequest:
         if not self._sent_usage or delta.finish is not None:
             self._sent_usage = True
             step.usage.CopyFrom(self._usage())
-        self._sink.step(step)
+        self._teller.tell(step)
         if delta.finish is not None:
             self._end(delta.finish.value)
 
@@ -297,7 +300,7 @@ class DecodeRequest:
 
     def _fail(self, message: str) -> None:
         if not self._over:
-            self._sink.step(wire.RequestStep(finish=wire.Finish.FINISH_ERROR, error=message, usage=self._usage()))
+            self._teller.tell(wire.RequestStep(finish=wire.Finish.FINISH_ERROR, error=message, usage=self._usage()))
             self._end("error")
 
     def _let_go(self) -> None:

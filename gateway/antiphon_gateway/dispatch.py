@@ -54,6 +54,10 @@ MAX_MOVES = 8
 """How often a choice goes on at another worker, for whatever reason: a long answer that meets each step of a rollout
 moves a few times; one that moves more often meets workers that do not stay."""
 
+TELL_EVERY_MS = 250
+"""How far apart a worker tells what it generates for an answer that is sent whole. Less than it takes to notice that a
+worker is lost, so that little more is generated again."""
+
 _LINKS_FOR_S = 1.0
 
 _GIVEN_UP = (pb.FINISH_ERROR, pb.FINISH_CANCELLED, pb.FINISH_MOVED)
@@ -284,7 +288,7 @@ class Dispatcher:
             return
         attempt.heard_at = now
         if step.token_ids:
-            self._measure(choice, now)
+            self._measure(choice, now, len(step.token_ids))
             if attempt.pledges:
                 self._release(attempt)
             if not attempt.outcome.first_token_at:
@@ -311,12 +315,12 @@ class Dispatcher:
             self._queue(choice.group).placing.ended(len(choice.output))
             self._changed(attempt.load)
 
-    def _measure(self, choice: Choice, now: float) -> None:
+    def _measure(self, choice: Choice, now: float, tokens: int) -> None:
         flight = choice.flight
         previous, choice.last_token_at = choice.last_token_at, now
         if choice.completion_tokens:
             # From its last token, on whichever worker: a move is what the client sees of it.
-            flight.metrics.inter_token_s.observe(now - previous)
+            flight.metrics.inter_token_s.observe((now - previous) / tokens, tokens)
             return
         choice.first_token_at = now
         if not flight.has_token:
@@ -577,6 +581,8 @@ class Dispatcher:
         submit.sampling.CopyFrom(choice.sampling)
         submit.cache_salt = choice.flight.target.salt
         submit.traceparent = ticket.traceparent
+        if choice.told_together:
+            submit.tell_every_ms = TELL_EVERY_MS
         # Most have none of these, and an empty list costs as much to give as a short one.
         if choice.output:
             submit.output_token_ids.extend(choice.output)

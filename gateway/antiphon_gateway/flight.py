@@ -154,6 +154,12 @@ class Choice:
         return len(self.output)
 
     @property
+    def told_together(self) -> bool:
+        """Nobody looks at its steps one by one, so the worker may tell several in one."""
+        flight = self.flight
+        return flight.sent_whole and flight.enough is None and self.held_logprobs is None
+
+    @property
     def chain(self) -> tuple[BlockHash, ...]:
         """Block ids of all that has to be computed before its next token: of the prompt and, of an answer that goes on
         elsewhere, of its output."""

@@ -73,7 +73,7 @@ class GatewayMetrics:
             self.registry,
         )
         self._inter_token = Spreads(
-            f"{prefix}_inter_token_seconds", "Between steps of one choice", labels, _TOKEN_SECONDS, self.registry
+            f"{prefix}_inter_token_seconds", "Between tokens of one choice", labels, _TOKEN_SECONDS, self.registry
         )
         self._queue_wait = Spreads(
             f"{prefix}_queue_wait_seconds",

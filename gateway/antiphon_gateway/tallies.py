@@ -42,9 +42,9 @@ class Spread:
         self.total = 0.0
         self.created_at = time.time()
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
 
 
 class Counts(Collector):

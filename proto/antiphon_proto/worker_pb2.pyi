@@ -513,6 +513,7 @@ class Submit(_message.Message):
     PREFIX_PEERS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     HELD_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TELL_EVERY_MS_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
     """chosen by the gateway, unique on this stream"""
     request_id: _builtins.str
@@ -521,6 +522,11 @@ class Submit(_message.Message):
     """of the authenticated tenant"""
     traceparent: _builtins.str
     """W3C; empty: not traced"""
+    tell_every_ms: _builtins.int
+    """Steps between the first and the last may be told together, at most so far apart as steps come; 0: each by itself.
+    For an answer that its client gets whole and without log-probabilities: what was not told yet is generated again by
+    whoever goes on with it, and comes out the same.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -554,10 +560,11 @@ class Submit(_message.Message):
         prefix_peers: _abc.Iterable[Global___PrefixPeer] | None = ...,
         traceparent: _builtins.str = ...,
         held_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        tell_every_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "held_logprobs", b"held_logprobs", "output_token_ids", b"output_token_ids", "prefill", b"prefill", "prefix_peers", b"prefix_peers", "prompt_token_ids", b"prompt_token_ids", "ref", b"ref", "request_id", b"request_id", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "held_logprobs", b"held_logprobs", "output_token_ids", b"output_token_ids", "prefill", b"prefill", "prefix_peers", b"prefix_peers", "prompt_token_ids", b"prompt_token_ids", "ref", b"ref", "request_id", b"request_id", "sampling", b"sampling", "tell_every_ms", b"tell_every_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

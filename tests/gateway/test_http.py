@@ -61,6 +61,22 @@ async def test_health_ready_and_metrics() -> None:
         assert running.metric("antiphon_gateway_inter_token_seconds_count") == 3
 
 
+async def test_only_of_an_answer_that_is_sent_whole_may_steps_be_told_together() -> None:
+    async def says_three_in_one(_: FakeWorker, connection: Any, submit: pb.Submit) -> None:
+        connection.accept(submit.ref)
+        connection.step(submit.ref, token_ids=[97], text="a")
+        connection.step(submit.ref, token_ids=[98, 99, 100], text="bcd", finish=pb.FINISH_LENGTH)
+
+    worker = FakeWorker(behaviour=says_three_in_one)
+    async with running_gateway(worker) as running:
+        for more in ({}, {"stream": True}, {"logprobs": 1}):
+            await running.client.post("/v1/completions", json=COMPLETION | more)
+        assert [bool(submit.tell_every_ms) for submit in worker.submits] == [True, False, False]
+        whole = (await running.client.post("/v1/completions", json=COMPLETION)).json()
+        assert (whole["choices"][0]["text"], whole["usage"]["completion_tokens"]) == ("abcd", 4)
+        assert running.metric("antiphon_gateway_inter_token_seconds_count") == 4 * 3, "a token counts, however it came"
+
+
 async def test_a_gateway_without_workers_lives_but_is_not_ready() -> None:
     async with running_gateway() as running:
         assert (await running.client.get("/health")).status_code == 200

@@ -104,17 +104,24 @@ async def serving(engine: BlockEngine) -> AsyncIterator[DecodeService]:
 class Asked:
     """One request, at one service."""
 
-    def __init__(self, service: DecodeService, prompt: Sequence[int], sampling: wire.Sampling) -> None:
+    def __init__(
+        self, service: DecodeService, prompt: Sequence[int], sampling: wire.Sampling, *, tell_every_ms: int = 0
+    ) -> None:
         self._service = service
         self._prompt = list(prompt)
         self._sampling = sampling
+        self._tell_every_ms = tell_every_ms
         self._names = 0
 
     async def answer(self, so_far: Choice | None = None) -> list[wire.RequestStep]:
         """Its steps from where `so_far` ends."""
         self._names += 1
         submit = wire.Submit(
-            request_id=f"r{self._names}", prompt_token_ids=self._prompt, sampling=self._sampling, cache_salt=b"a"
+            request_id=f"r{self._names}",
+            prompt_token_ids=self._prompt,
+            sampling=self._sampling,
+            cache_salt=b"a",
+            tell_every_ms=self._tell_every_ms,
         )
         if so_far is not None:
             submit.output_token_ids.extend(so_far.output)
@@ -174,6 +181,21 @@ async def test_text_that_is_held_back(text: str, stop: list[str], options: dict[
         right = await moved_after_each_token(Asked(service, prompt_of(40), sampling))
     assert "".join(right.texts) == said
     assert right.logprobs
+
+
+async def test_an_answer_that_is_told_together_goes_on_from_what_was_told() -> None:
+    """Its first step is told at once, the others with the last: lost between them, it is generated again."""
+    sampling = wire.Sampling(max_tokens=100, skip_special_tokens=True, stop=["STOP"])
+    async with serving(BlockEngine(Scripted("naïve 🎼 notes STOP more"), SchedulerConfig())) as service:
+        one_by_one = Asked(service, prompt_of(40), sampling)
+        right = one_by_one.kept_of(await one_by_one.answer())
+        together = Asked(service, prompt_of(40), sampling, tell_every_ms=600_000)
+        steps = await together.answer()
+        assert [len(step.token_ids) for step in steps] == [1, len(right.output) - 1]
+        for kept in (0, 1):
+            moved = together.kept_of([*steps[:kept], *await together.answer(together.kept_of(steps[:kept]))])
+            assert (moved.output, "".join(moved.texts)) == (right.output, "naïve 🎼 notes ")
+            assert moved.finish == right.finish == wire.Finish.FINISH_STOP
 
 
 @pytest.fixture(scope="module")
