@@ -3,7 +3,7 @@
 The keys file is JSON, {key: tenant} or {key: {"tenant": tenant, "priority": the highest class that it may use}}; the
 class is normal where it is not said. Without a file, everybody is the tenant "". Keys are kept only as digests, and the
 look-up is by digest, so that its time says nothing about a key. A tenant's cache salt is derived here and nowhere
-else: no part of a request can choose it.
+else: no part of a request can choose it, only part the tenant's own cache further.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from antiphon_gateway import errors
 from antiphon_gateway.wishes import PRIORITIES
 
 _SALT_DOMAIN = b"antiphon/cache-salt/v1"
+_OWN_SALT_DOMAIN = b"antiphon/cache-salt/request/v1/"
 
 
 class ApiKeysError(ValueError):
@@ -30,6 +31,11 @@ class ApiKeysError(ValueError):
 def cache_salt(tenant: str) -> bytes:
     """The salt of a tenant's block chains; the empty tenant has the empty salt."""
     return hmac.digest(_SALT_DOMAIN, tenant.encode(), "sha256") if tenant else b""
+
+
+def own_salt(salt: bytes, asked: str) -> bytes:
+    """For a request that asks for a salt: a part of the cache that has `salt`, and never one outside of it."""
+    return hmac.digest(salt, _OWN_SALT_DOMAIN + asked.encode(), "sha256")
 
 
 class Caller(NamedTuple):

@@ -16,12 +16,16 @@ from antiphon_gateway.models import Prompt
 from antiphon_gateway.parameters import unknown_fields
 from antiphon_gateway.sampling import make_sampling
 from antiphon_gateway.schema import ChatBody
+from antiphon_gateway.templating import ChatTemplate, TemplateInvalid
 from antiphon_gateway.tokenization import BegunEncoding, TextWorkers
+from antiphon_gateway.truncating import kept_part
 
 _TEMPLATE_ROOM_CHARACTERS = 1024 * 1024
 _LIGHT_BYTES = 32 * 1024
 _LIGHT_MESSAGES = 64
 """Rendering takes about 4 us a message: up to here it is done where it is, to see how much is left to encode."""
+_COMPILING = 100
+"""Characters that are encoded in the time in which one of a template is compiled."""
 
 
 class _Message(msgspec.Struct):
@@ -49,7 +53,7 @@ class Whole(msgspec.Struct):
 async def make_prompt(body: ChatBody, target: Target, workers: TextWorkers, body_bytes: int) -> Prompt:
     """Messages through the template and the tokenizer. Raises ApiError (400)."""
     model, salt = target.model, target.salt
-    template = model.template
+    template = template_of(body, target)
     if template is None:
         raise errors.invalid(
             f"The model {target.name!r} has no chat template; use /v1/completions.", param="model", code="no_template"
@@ -68,6 +72,9 @@ async def make_prompt(body: ChatBody, target: Target, workers: TextWorkers, body
             code="unsupported_parameter",
         )
 
+    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    kept = kept_part(body, target, wanted)
+
     def begin() -> BegunEncoding:
         text = template.render(
             body.messages,
@@ -75,28 +82,54 @@ async def make_prompt(body: ChatBody, target: Target, workers: TextWorkers, body
             add_generation_prompt=add_generation_prompt,
             extra=extra,
             limit_characters=4 * body_bytes + _TEMPLATE_ROOM_CHARACTERS,
+            documents=body.documents or None,
         )
         if body.continue_final_message:
             text = cut_behind(text, body.messages)
-        return model.codec.begin_chat(text, salt)
+        return model.codec.begin_chat(text, salt, add_special_tokens=bool(body.add_special_tokens))
 
     def finish(begun: BegunEncoding) -> Prompt:
         packed = begun.finish()
+        if kept is not None:
+            packed = packed[kept]
         return model.prompt(packed.tolist(), salt, packed=packed)
 
-    if body_bytes <= _LIGHT_BYTES and len(body.messages) <= _LIGHT_MESSAGES:
+    if body_bytes <= _LIGHT_BYTES and len(body.messages) <= _LIGHT_MESSAGES and body.chat_template is None:
         begun = begin()
         prompt = await workers.run(lambda: finish(begun), characters=begun.work_characters)
     else:
-        prompt = await workers.run(lambda: finish(begin()), characters=body_bytes)
+        characters = body_bytes if body.chat_template is None else _COMPILING * body_bytes
+        prompt = await workers.run(lambda: finish(begin()), characters=characters)
     if not prompt.token_ids:
         raise errors.invalid("The prompt is empty.", param="messages")
     return prompt
 
 
+def template_of(body: ChatBody, target: Target) -> ChatTemplate | None:
+    """The model's, or the one that the request brings, which `compile_template` has seen. Raises ApiError (400)."""
+    if body.chat_template is None:
+        return target.model.template
+    if not target.takes_templates:
+        raise errors.invalid(
+            "chat_template is not supported: this gateway runs without --trust-request-chat-template. The model's own"
+            " is used; see chat_template_kwargs.",
+            param="chat_template",
+            code="unsupported_parameter",
+        )
+    try:
+        return target.model.other_template(body.chat_template)
+    except TemplateInvalid as error:
+        raise errors.invalid(f"chat_template: {error}.", param="chat_template") from error
+
+
+async def compile_template(body: ChatBody, target: Target, workers: TextWorkers) -> None:
+    """The template that the request brings, in a thread: from then on it is at hand. Raises ApiError (400)."""
+    await workers.run(lambda: template_of(body, target), characters=_COMPILING * len(body.chat_template or ""))
+
+
 def has_no_place_for_tools(body: ChatBody, target: Target) -> bool:
     """The model cannot be told of its tools, and need not call any: clients that offer them always get an answer."""
-    template = target.model.template
+    template = template_of(body, target)
     return template is not None and not template.takes_tools and body.tool_choice in (None, "auto", "none")
 
 
@@ -106,9 +139,11 @@ def ignored_by(raw: bytes, body: ChatBody, target: Target) -> tuple[str, ...]:
     Raises ApiError (400).
     """
     names = unknown_fields(raw, type(body)) if body.wide else ()
-    template, effort = target.model.template, body.reasoning_effort
+    template, effort = template_of(body, target), body.reasoning_effort
     if effort is not None and template is not None and not effort_variables(effort, template.source):
         names += ("reasoning_effort",)
+    if body.documents and template is not None and not template.takes_documents:
+        names += ("documents",)
     return names
 
 

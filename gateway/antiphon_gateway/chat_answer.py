@@ -24,6 +24,7 @@ class ChatAnswer:
         self._model = target.model
         self._logprobs = bool(body.logprobs)
         self._top = body.top_logprobs or 0
+        self._as_ids = bool(body.return_tokens_as_token_ids)
         self._include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
 
     @functools.cached_property
@@ -37,7 +38,7 @@ class ChatAnswer:
         )
 
     def _content(self, logprobs: Sequence[pb.TokenLogprob]) -> ChatLogprobs:
-        return ChatLogprobs(chat_logprobs(self._model.codec, logprobs, self._top))
+        return ChatLogprobs(chat_logprobs(self._model.codec, logprobs, self._top, as_ids=self._as_ids))
 
     def end(self, flight: Flight) -> bytes:
         return self._frame.last(flight)

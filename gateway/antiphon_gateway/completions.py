@@ -23,6 +23,7 @@ from antiphon_gateway.models import Model, Prompt
 from antiphon_gateway.sampling import make_sampling
 from antiphon_gateway.schema import MAX_CHOICES_IN_ALL, CompletionBody, packed_ids, prompts
 from antiphon_gateway.tokenization import IDS_PER_CHARACTER, TextWorkers
+from antiphon_gateway.truncating import kept_part
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -50,8 +51,14 @@ async def make_prompts(body: CompletionBody, target: Target, workers: TextWorker
     if len(given) * (body.n or 1) > MAX_CHOICES_IN_ALL:
         raise errors.invalid(f"{len(given)} prompts times n make more than {MAX_CHOICES_IN_ALL} choices.", param="n")
 
+    wishes = _Wishes(
+        with_text=bool(body.echo),
+        add_special_tokens=body.add_special_tokens is not False,
+        kept=kept_part(body, target, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
+    )
+
     def build() -> list[Prompt]:
-        return [_prompt(prompt, model, salt, index, with_text=bool(body.echo)) for index, prompt in enumerate(given)]
+        return [_prompt(prompt, model, salt, index, wishes) for index, prompt in enumerate(given)]
 
     return await workers.run(build, characters=_characters(given, with_text=bool(body.echo)))
 
@@ -63,18 +70,33 @@ def _characters(given: Sequence[str | list[int]], *, with_text: bool) -> int:
     return texts + (ids if with_text else ids // IDS_PER_CHARACTER)
 
 
-def _prompt(given: str | list[int], model: Model, salt: bytes, index: int, *, with_text: bool) -> Prompt:
+class _Wishes(msgspec.Struct, frozen=True, gc=False):
+    """What is to be done to each prompt."""
+
+    with_text: bool
+    add_special_tokens: bool
+    kept: slice | None
+    """Of its ids; None: all of them."""
+
+
+def _prompt(given: str | list[int], model: Model, salt: bytes, index: int, wishes: _Wishes) -> Prompt:
     packed: array[int] | None = None
+    text = ""
     if isinstance(given, str):
-        token_ids, text = model.codec.encode(given, add_special_tokens=True), given
+        token_ids, text = model.codec.encode(given, add_special_tokens=wishes.add_special_tokens), given
     else:
         packed = packed_ids(given, model.vocab_size)
-        token_ids, text = given, model.codec.decode(given) if with_text else ""
+        token_ids = given
+    whole = len(token_ids)
+    if wishes.kept is not None:
+        token_ids, packed = token_ids[wishes.kept], None
+    if wishes.with_text and (len(token_ids) < whole or not isinstance(given, str)):
+        text = model.codec.decode(token_ids)
     if not token_ids:
         raise errors.invalid(
             f"The prompt is empty (item {index}); a completion needs at least one token.", param="prompt"
         )
-    return model.prompt(token_ids, salt, text if with_text else "", packed)
+    return model.prompt(token_ids, salt, text if wishes.with_text else "", packed)
 
 
 def sampling_for(body: CompletionBody, target: Target, given: Sequence[Prompt]) -> pb.Sampling:
@@ -107,6 +129,7 @@ class CompletionRenderer:
         self._name = target.name
         self._model = target.model
         self._top = body.logprobs
+        self._as_ids = bool(body.return_tokens_as_token_ids)
         self._echo = bool(body.echo)
         self._streamed: dict[int, _Streamed] = {}
         self._include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -133,7 +156,9 @@ class CompletionRenderer:
         logprobs = b"null"
         if self._top is not None and step.logprobs:
             streamed = self._of(choice)
-            told, streamed.offset = completion_logprobs(self._model.codec, step.logprobs, self._top, streamed.offset)
+            told, streamed.offset = completion_logprobs(
+                self._model.codec, step.logprobs, self._top, streamed.offset, as_ids=self._as_ids
+            )
             logprobs = msgspec.json.encode(told)
         return self._frame.chunk(
             b'{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}'
@@ -152,7 +177,7 @@ class CompletionRenderer:
             text = (choice.prompt.text if self._echo else "") + "".join(choice.texts)
             logprobs = None
             if self._top is not None:
-                logprobs, _ = completion_logprobs(self._model.codec, choice.logprobs, self._top, 0)
+                logprobs, _ = completion_logprobs(self._model.codec, choice.logprobs, self._top, 0, as_ids=self._as_ids)
             choices.append(_WholeChoice(text, choice.index, logprobs, FINISH_REASONS[choice.finish]))
         return msgspec.json.encode(
             Whole(self._id, "text_completion", self._created, self._name, choices, usage(flight))

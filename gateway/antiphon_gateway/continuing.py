@@ -20,20 +20,21 @@ def check_continuing(body: ChatBody) -> None:
     if body.add_generation_prompt:
         raise invalid(f"{_PARAM} and add_generation_prompt contradict each other; use one.", param=_PARAM)
     last = body.messages[-1]
-    if last.get("role") != "assistant" or last.get("tool_calls") or not _text(last).strip():
+    if last.get("role") != "assistant" or last.get("tool_calls") or not text_of(last).strip():
         raise invalid(f"{_PARAM} needs an assistant's message with text, and without calls, at the end.", param=_PARAM)
 
 
 def cut_behind(prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
     """The prompt up to the end of the last message's text. Raises ApiError (400)."""
-    text = _text(messages[-1]).strip()
+    text = text_of(messages[-1]).strip()
     begin = prompt.rfind(text)
     if begin < 0:
         raise invalid(f"{_PARAM}: the model's chat template changes the last message's text.", param=_PARAM)
     return prompt[: begin + len(text)]
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
+    """Its parts joined; empty where it has none."""
     content = message.get("content")
     if isinstance(content, str):
         return content

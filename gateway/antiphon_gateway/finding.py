@@ -48,6 +48,7 @@ class ModelFinder:
                 model=model,
                 max_context_tokens=pages.context_limit(model, record.max_context_tokens if record is not None else 0),
                 salt=b"" if record is not None and record.isolation == "Shared" else call.ticket.salt,
+                takes_templates=self._options.trust_request_chat_template,
             )
 
     def known_target(self, name: str, salt: bytes) -> Target:
@@ -57,7 +58,7 @@ class ModelFinder:
         if model is None:
             raise no_worker(name, record)
         limit = pages.context_limit(model, record.max_context_tokens if record is not None else 0)
-        return Target(name, Group(key, "", model.digest), model, limit, salt)
+        return Target(name, Group(key, "", model.digest), model, limit, salt, self._options.trust_request_chat_template)
 
     def _key(self, name: str) -> str:
         """The model that `name` means. Raises ApiError (404, 503)."""

@@ -54,6 +54,8 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     max_context_tokens: int
     salt: bytes
     """Of the block chains: the tenant's, or none where the Model's tenants share their blocks."""
+    takes_templates: bool = False
+    """Whether a request may bring a chat template of its own."""
 
 
 class StartAgain(ApiError):

@@ -5,6 +5,7 @@ Chat's own, Anthropic's messages and OpenAI's responses all come to a chat (`_pl
 
 from __future__ import annotations
 
+import msgspec
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import (
@@ -20,9 +21,11 @@ from antiphon_gateway import (
     structured,
 )
 from antiphon_gateway.answers import Renderer
+from antiphon_gateway.answers_rare import with_more
+from antiphon_gateway.auth import own_salt
 from antiphon_gateway.calls import Call, ChatPlan, Started
 from antiphon_gateway.chat_parsed import ParsedChatRenderer
-from antiphon_gateway.errors import ApiError
+from antiphon_gateway.errors import ApiError, invalid
 from antiphon_gateway.finding import ModelFinder
 from antiphon_gateway.flight import Flight, Target
 from antiphon_gateway.grammar_checks import GrammarChecks
@@ -59,6 +62,10 @@ class Fronts:
     async def chat(self, call: Call) -> Started:
         body = schema.decode(call.raw, schema.ChatBody)
         target = await self._finder.target(body.model, call)
+        if body.wide:
+            target = _checked_with_model(body, target)
+            if body.chat_template is not None:
+                await chat.compile_template(body, target, self._text)
         if body.wide or body.reasoning_effort is not None:
             call.ignored = chat.ignored_by(call.raw, body, target)
         if body.tools and chat.has_no_place_for_tools(body, target):
@@ -71,6 +78,7 @@ class Fronts:
             renderer = chat.ChatRenderer(answer_id, body, target)
         else:
             renderer = ParsedChatRenderer(answer_id, body, target, plan.parsing)
+        renderer = with_more(renderer, body, ids_may_be_told=plan.parsing is None or plan.parsing.leaves_nothing_out)
         flight = self._flight(call, target, [plan.prompt], plan.sampling, body, "chat")
         flight.enough = plan.enough
         return Started(flight, renderer, bool(body.stream))
@@ -132,6 +140,7 @@ class Fronts:
         target = await self._finder.target(body.model, call)
         schema.check_completion(body)
         if body.wide:
+            target = _checked_with_model(body, target)
             call.ignored = unknown_fields(call.raw, type(body))
         grammar = await self._grammar(body, target)
         prompts = await completions.make_prompts(body, target, self._text)
@@ -140,7 +149,7 @@ class Fronts:
             sampling.grammar.CopyFrom(grammar)
         flight = self._flight(call, target, prompts, sampling, body, "completions")
         renderer = completions.CompletionRenderer(f"cmpl-{call.ticket.request_id}", body, target)
-        return Started(flight, renderer, bool(body.stream))
+        return Started(flight, with_more(renderer, body), bool(body.stream))
 
     async def _grammar(self, body: schema.CommonBody, target: Target) -> pb.Grammar | None:
         """What the answer has to keep to; it compiles. Raises ApiError (400)."""
@@ -176,3 +185,16 @@ class Fronts:
             # Its waiting for a place begins now: it is not to be turned away for having waited for the first worker.
             flight.queued_at = call.woken_at
         return flight
+
+
+def _checked_with_model(body: schema.CommonBody, target: Target) -> Target:
+    """The target as a wide body wants it. Raises ApiError (400) where its model cannot do that."""
+    if body.spaces_between_special_tokens is False and target.model.codec.puts_spaces_between_special_tokens:
+        raise invalid(
+            "spaces_between_special_tokens: this model's tokenizer puts them; leave it out, or skip special tokens.",
+            param="spaces_between_special_tokens",
+            code="unsupported_parameter",
+        )
+    if body.cache_salt is None:
+        return target
+    return msgspec.structs.replace(target, salt=own_salt(target.salt, body.cache_salt))

@@ -41,34 +41,44 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int]
 
 
-def chat_logprobs(codec: TokenCodec, tokens: Sequence[pb.TokenLogprob], top: int) -> list[ContentLogprob]:
-    """One entry per token, each with the `top` most likely tokens at its place."""
-    return [_content(codec, token, top) for token in tokens]
+def chat_logprobs(
+    codec: TokenCodec, tokens: Sequence[pb.TokenLogprob], top: int, *, as_ids: bool = False
+) -> list[ContentLogprob]:
+    """One entry per token, each with the `top` most likely tokens at its place. `as_ids`: tokens are called by them."""
+    return [_content(codec, token, top, as_ids) for token in tokens]
 
 
-def _content(codec: TokenCodec, token: pb.TokenLogprob, top: int) -> ContentLogprob:
+def _content(codec: TokenCodec, token: pb.TokenLogprob, top: int, as_ids: bool) -> ContentLogprob:
     chosen = codec.token(token.token_id)
     best = [
-        TopLogprob(text.text, finite(logprob), list(text.data))
+        TopLogprob(_id_name(token_id) if as_ids else text.text, finite(logprob), list(text.data))
         for token_id, logprob in list(zip(token.top_ids, token.top_logprobs, strict=False))[:top]
         for text in (codec.token(token_id),)
     ]
-    return ContentLogprob(chosen.text, finite(token.logprob), list(chosen.data), best)
+    name = _id_name(token.token_id) if as_ids else chosen.text
+    return ContentLogprob(name, finite(token.logprob), list(chosen.data), best)
+
+
+def _id_name(token_id: int) -> str:
+    """As vLLM names tokens where `return_tokens_as_token_ids` is asked for."""
+    return f"token_id:{token_id}"
 
 
 def completion_logprobs(
-    codec: TokenCodec, tokens: Sequence[pb.TokenLogprob], top: int, offset: int
+    codec: TokenCodec, tokens: Sequence[pb.TokenLogprob], top: int, offset: int, *, as_ids: bool = False
 ) -> tuple[CompletionLogprobs, int]:
-    """Parallel lists, the first token at character `offset` of the text; and the offset of what comes next."""
+    """Parallel lists, the first token at character `offset` of the text; and the offset of what comes next. `as_ids`:
+    tokens are called by their ids."""
     lists = CompletionLogprobs([], [], [], [])
     for token in tokens:
         text = codec.token(token.token_id).text
+        name = _id_name(token.token_id) if as_ids else text
         best = {
-            codec.token(token_id).text: finite(logprob)
+            _id_name(token_id) if as_ids else codec.token(token_id).text: finite(logprob)
             for token_id, logprob in list(zip(token.top_ids, token.top_logprobs, strict=False))[:top]
         }
-        best.setdefault(text, finite(token.logprob))
-        lists.tokens.append(text)
+        best.setdefault(name, finite(token.logprob))
+        lists.tokens.append(name)
         lists.token_logprobs.append(finite(token.logprob))
         lists.top_logprobs.append(best)
         lists.text_offset.append(offset)

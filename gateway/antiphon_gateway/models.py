@@ -15,7 +15,7 @@ import msgspec
 from antiphon_kvtransfer.identity import BlockHash, ChainRoot, chain_hashes, chain_root
 from antiphon_proto import worker_pb2 as pb
 
-from antiphon_gateway.templating import ChatTemplate, special_tokens
+from antiphon_gateway.templating import ChatTemplate, compiled, special_tokens
 from antiphon_gateway.tokenization import TokenCodec
 from antiphon_gateway.tokenization_cache import EncodingCache
 
@@ -51,12 +51,16 @@ class Model:
         self.tokenizer_json = card.tokenizer_json
         self.eos_token_ids = tuple(card.eos_token_ids)
         self.codec = TokenCodec(card.tokenizer_json, encodings)
-        tokens = special_tokens(card.tokenizer_config_json, bos_token=card.bos_token, eos_token=card.eos_token)
-        self.template = ChatTemplate(card.chat_template, tokens) if card.chat_template else None
+        self._tokens = special_tokens(card.tokenizer_config_json, bos_token=card.bos_token, eos_token=card.eos_token)
+        self.template = ChatTemplate(card.chat_template, self._tokens) if card.chat_template else None
         self._revision = card.revision
         self._adapter = card.adapter
         self._kv_format = card.kv_format
         self._roots: dict[bytes, ChainRoot] = {}
+
+    def other_template(self, source: str) -> ChatTemplate:
+        """One that a request brings. Compiling may take a while: in a thread. Raises TemplateInvalid."""
+        return compiled(source, tuple(self._tokens.items()))
 
     def prompt(self, token_ids: list[int], salt: bytes, text: str = "", packed: array[int] | None = None) -> Prompt:
         """Block ids by the tenant's salt, for routing. `packed`: the same ids as an array, where there is one."""

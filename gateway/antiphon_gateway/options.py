@@ -55,6 +55,9 @@ class GatewayOptions:
     encoding_cache_bytes: int = option(
         32 * 1024 * 1024, "memory for encodings of system prompts and earlier turns, which come again; 0: none"
     )
+    trust_request_chat_template: bool = option(
+        False, "let requests bring a chat template of their own (chat_template); it runs in the same sandbox"
+    )
     tool_parser: str = option(
         "auto",
         "how calls of tools are marked in answers; auto: as the model's chat template marks them; none: they stay text",

@@ -6,7 +6,8 @@ unknown: it is accepted too, and named in the header x-antiphon-ignored.
 
 Fields of the bodies (`schema`) are what most requests use. The other rows are rare: a body that has one of them does
 not decode as the plain record, which forbids unknown fields, and is decoded again as the `wide` one, which has them all
-and forbids none. So they cost a plain request nothing.
+and forbids none. So they cost a plain request nothing. Rare ones that are honoured have a type here (`form`), and the
+plain record says what it is where they are absent, as a class variable.
 """
 
 from __future__ import annotations
@@ -52,10 +53,16 @@ class Parameter:
     """What it does here; of a refused one, why not or what to do instead."""
     harmless: tuple[Any, ...] = ()
     """Of a refused one: values that ask for what happens anyway. A null always is one."""
+    form: Any = None
+    """Of a rare one that is honoured: its type."""
 
 
 def _honoured(name: str, endpoints: tuple[Endpoint, ...], sentence: str) -> Parameter:
     return Parameter(name, endpoints, Standing.HONOURED, sentence)
+
+
+def _rare(name: str, endpoints: tuple[Endpoint, ...], form: Any, sentence: str) -> Parameter:
+    return Parameter(name, endpoints, Standing.HONOURED, sentence, form=form)
 
 
 def _refused(name: str, endpoints: tuple[Endpoint, ...], sentence: str, *harmless: Any) -> Parameter:
@@ -75,7 +82,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     _honoured("echo", COMPLETIONS, "The prompt's text comes before the answer; not together with logprobs."),
     # How it is answered.
     _honoured("stream", BOTH, "Server-sent events."),
-    _honoured("stream_options", BOTH, "include_usage; include_obfuscation and continuous_usage_stats only as false."),
+    _honoured(
+        "stream_options", BOTH, "include_usage and continuous_usage_stats (with each chunk); include_obfuscation false."
+    ),
     _honoured("max_tokens", BOTH, "The most tokens of each choice."),
     _honoured("max_completion_tokens", CHAT, "Wins over max_tokens."),
     _honoured("logprobs", BOTH, "Of the answer's tokens; in completions a number up to 20."),
@@ -124,12 +133,29 @@ PARAMETERS: tuple[Parameter, ...] = (
     _honoured(
         "continue_final_message", CHAT, "The answer goes on with the last message, which must be the assistant's."
     ),
-    _refused("chat_template", CHAT, "The model's own chat template is used; see chat_template_kwargs."),
-    _refused("documents", CHAT, "Put documents into the messages.", []),
-    _refused("echo", CHAT, "Use continue_final_message, and put the message before the answer yourself.", False),
-    _refused("add_special_tokens", CHAT, "The chat template writes its special tokens itself.", False),
-    _refused("add_special_tokens", COMPLETIONS, "To send none, send the prompt as token ids.", True),
-    _refused("truncate_prompt_tokens", BOTH, "Prompts are not cut; see /tokenize for their length."),
+    _rare(
+        "chat_template",
+        CHAT,
+        str,
+        "Instead of the model's own, up to 64 KiB, where the gateway runs with --trust-request-chat-template; else"
+        " refused: see chat_template_kwargs.",
+    ),
+    _rare(
+        "documents",
+        CHAT,
+        list[dict[str, Any]],
+        "Given to the chat template; named in x-antiphon-ignored where the template has no word for them.",
+    ),
+    _rare("echo", CHAT, bool, "The last message's text comes before the answer where it is the assistant's."),
+    _rare("add_special_tokens", CHAT, bool, "True: the tokenizer adds its own to those that the template writes."),
+    _rare("add_special_tokens", COMPLETIONS, bool, "False: a text prompt gets none."),
+    _rare(
+        "truncate_prompt_tokens",
+        BOTH,
+        int,
+        "Of a longer prompt so many tokens are kept; -1: as many as leave room for max_tokens.",
+    ),
+    _rare("truncation_side", BOTH, str, "left (what is not said): the last tokens are kept; right: the first ones."),
     _refused("suffix", COMPLETIONS, "Text cannot be inserted; put what follows into the prompt.", ""),
     _refused("prompt_embeds", COMPLETIONS, "Send the prompt as text or token ids."),
     _refused("mm_processor_kwargs", CHAT, "Only text is understood.", {}),
@@ -148,10 +174,15 @@ PARAMETERS: tuple[Parameter, ...] = (
     _refused("repetition_min_count", BOTH, "Repetition does not end an answer; use repetition_penalty.", 0),
     # Other forms of the answer.
     _refused("prompt_logprobs", BOTH, "Log-probabilities are of the answer's tokens only; use logprobs."),
-    _refused("detokenize", BOTH, "Answers always are text.", True),
-    _refused("spaces_between_special_tokens", BOTH, "Special tokens have no spaces put between them.", True),
-    _refused("return_token_ids", BOTH, "Answers have no token ids; use /tokenize.", False),
-    _refused("return_tokens_as_token_ids", BOTH, "Tokens are told as text and bytes.", False),
+    _refused("detokenize", BOTH, "Answers always are text; return_token_ids tells the ids beside it.", True),
+    _rare(
+        "spaces_between_special_tokens",
+        BOTH,
+        bool,
+        "As the model's tokenizer does it; false is refused where that one puts spaces.",
+    ),
+    _rare("return_token_ids", BOTH, bool, "prompt_token_ids and token_ids; not of reasoning that is left out."),
+    _rare("return_tokens_as_token_ids", BOTH, bool, "Log-probabilities call their tokens token_id:N."),
     _refused("modalities", CHAT, "Only text is made.", ["text"]),
     _refused("audio", CHAT, "Only text is made."),
     _refused("verbosity", CHAT, "Models here have no such dial; say it in a message.", "medium"),
@@ -160,7 +191,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     # How the request is treated.
     _honoured("service_tier", BOTH, "Its priority: priority, default, auto, scale or flex, as far as the key allows."),
     _honoured("priority", BOTH, "A number; below 0 before others, above 0 after them, as far as the key allows."),
-    _refused("cache_salt", BOTH, "Each API key's tenant has a cache of its own; there are no others."),
+    _rare("cache_salt", BOTH, str, "Up to 1024 characters: a cache of its own within the tenant's."),
     _refused("kv_transfer_params", BOTH, "The platform itself decides where a prompt is computed."),
     _without_effect("prediction", CHAT, "It could only make the same answer come sooner."),
     _without_effect("user", BOTH, "Users are not told apart; API keys are."),
@@ -184,7 +215,12 @@ def wide(kind: type[_Body]) -> type[_Body]:
     """The same record with the rare parameters of its `endpoint`, and with room for what is unknown."""
     endpoint: Endpoint | None = getattr(kind, "endpoint", None)
     extra: list[Any] = (
-        [] if endpoint is None else [(row.name, Any, None) for row in rare(endpoint, kind.__struct_fields__)]
+        []
+        if endpoint is None
+        else [
+            (row.name, Any if row.form is None else row.form | None, None)
+            for row in rare(endpoint, kind.__struct_fields__)
+        ]
     )
     for name, options in getattr(kind, "nested", {}).items():
         extra.append((name, wide(options) | None, None))

@@ -29,6 +29,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_CACHE_SALT_CHARACTERS = 1024
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,6 +89,13 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # How it is to be treated (`wishes`).
     service_tier: str | None = None
     priority: int | None = None
+    # Fields of wide bodies only.
+    truncate_prompt_tokens: ClassVar[int | None] = None
+    truncation_side: ClassVar[str | None] = None
+    return_token_ids: ClassVar[bool | None] = None
+    return_tokens_as_token_ids: ClassVar[bool | None] = None
+    spaces_between_special_tokens: ClassVar[bool | None] = None
+    cache_salt: ClassVar[str | None] = None
 
 
 class ChatBody(CommonBody, kw_only=True):
@@ -108,6 +116,11 @@ class ChatBody(CommonBody, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    # Fields of wide bodies only.
+    add_special_tokens: ClassVar[bool | None] = None
+    chat_template: ClassVar[str | None] = None
+    documents: ClassVar[list[dict[str, Any]] | None] = None
+    echo: ClassVar[bool | None] = None
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -118,6 +131,8 @@ class CompletionBody(CommonBody, kw_only=True):
     echo: bool | None = None
     best_of: int | None = None
     logprobs: int | None = None
+    # Fields of wide bodies only.
+    add_special_tokens: ClassVar[bool | None] = None
 
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -176,6 +191,7 @@ def check_common(body: CommonBody) -> None:
         _check_stream_options(body.stream_options)
     if body.wide and body.endpoint is not None:
         check_rare(body, body.endpoint)
+        _check_rare_ranges(body)
     stop_strings(body)
     if body.logit_bias is not None:
         if len(body.logit_bias) > MAX_LOGIT_BIAS:
@@ -187,16 +203,23 @@ def check_common(body: CommonBody) -> None:
 
 
 def _check_stream_options(options: StreamOptions) -> None:
-    for name, instead in (
-        ("include_obfuscation", "chunks are as long as their text"),
-        ("continuous_usage_stats", "usage comes in the last chunk (include_usage)"),
-    ):
-        if getattr(options, name):
-            raise invalid(
-                f"stream_options.{name} is not supported: {instead}.",
-                param=f"stream_options.{name}",
-                code="unsupported_parameter",
-            )
+    if options.include_obfuscation:
+        raise invalid(
+            "stream_options.include_obfuscation is not supported: chunks are as long as their text.",
+            param="stream_options.include_obfuscation",
+            code="unsupported_parameter",
+        )
+
+
+def _check_rare_ranges(body: CommonBody) -> None:
+    keep = body.truncate_prompt_tokens
+    _within(keep, -1, 2**31 - 1, "truncate_prompt_tokens")
+    if keep == 0:
+        raise invalid("truncate_prompt_tokens 0 would leave no prompt.", param="truncate_prompt_tokens")
+    if body.truncation_side not in (None, "left", "right"):
+        raise invalid("truncation_side must be left or right.", param="truncation_side")
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_CHARACTERS:
+        raise invalid(f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARACTERS} characters.", param="cache_salt")
 
 
 def check_chat(body: ChatBody) -> None:

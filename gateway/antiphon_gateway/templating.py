@@ -10,6 +10,7 @@ tool calls are objects, and a developer message is a system message where the te
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,15 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """What an answer's reasoning is called, by clients that send it back and by templates that want it."""
 _ASKS_FOR_NULL = re.compile(r"""content(['"]\])?\s+is\s+none""")
 _TOOLS = re.compile(r"\btools\b")
+_DOCUMENTS = re.compile(r"\bdocuments\b")
+MAX_OTHER_CHARACTERS = 64 * 1024
+"""Of a template that a request brings; the longest that come with models have a third of it."""
+_OTHERS_KEPT = 16
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+
+
+_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
+"""What a template's own operations raise; all else is a fault of this gateway."""
 
 
 class TemplateInvalid(ValueError):
@@ -63,6 +72,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.source = source
         self.takes_tools = _TOOLS.search(source) is not None
+        self.takes_documents = _DOCUMENTS.search(source) is not None
         self._knows_developer = "developer" in source
         self._asks_for_null = _ASKS_FOR_NULL.search(source) is not None
 
@@ -74,6 +84,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         extra: Mapping[str, Any],
         limit_characters: int,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt. Raises ApiError (400) where messages or `extra` do not suit the template."""
         reserved = sorted(_RESERVED.intersection(extra))
@@ -84,7 +95,7 @@ class ChatTemplate:
             **extra,
             "messages": [self._message(message, index) for index, message in enumerate(messages)],
             "tools": tools,
-            "documents": None,
+            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         parts: list[str] = []
@@ -98,7 +109,7 @@ class ChatTemplate:
                 parts.append(part)
         except jinja2.TemplateError as error:
             raise invalid(f"The model's chat template refuses these messages: {error}", param="messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError) as error:
+        except _FAULTS as error:
             raise invalid(
                 f"The model's chat template fails on these messages ({type(error).__name__}: {error}).",
                 param="messages",
@@ -127,6 +138,19 @@ class ChatTemplate:
         if calls and not result["content"] and self._asks_for_null:
             result["content"] = None
         return result
+
+
+@functools.lru_cache(_OTHERS_KEPT)
+def compiled(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    """A template that a client wrote, kept for its next request. Raises TemplateInvalid."""
+    if len(source) > MAX_OTHER_CHARACTERS:
+        raise TemplateInvalid(f"a chat template may have {MAX_OTHER_CHARACTERS} characters, not {len(source)}")
+    try:
+        return ChatTemplate(source, dict(special_tokens))
+    except TemplateInvalid:
+        raise
+    except Exception as error:  # what Jinja and the compiler behind it raise of nonsense has no common base
+        raise TemplateInvalid(f"the chat template cannot be compiled ({type(error).__name__}: {error})") from error
 
 
 def _text(content: Any, where: str) -> str:

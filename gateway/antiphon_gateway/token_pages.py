@@ -73,6 +73,8 @@ async def tokenize(asked: ToTokenize, target: Target, workers: TextWorkers, body
     if asked.chat is not None:
         if not asked.chat.messages:
             raise errors.invalid("messages is empty; at least one message is needed.", param="messages")
+        if asked.chat.chat_template is not None:
+            await chat.compile_template(asked.chat, target, workers)
         ids = (await chat.make_prompt(asked.chat, target, workers, body_bytes)).token_ids
     else:
         text = asked.text or ""

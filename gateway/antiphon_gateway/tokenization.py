@@ -116,8 +116,11 @@ class TokenCodec:
             log.info("encodings of chats are not kept with this tokenizer: %s", why)
             return None
 
-    def begin_chat(self, text: str, salt: bytes) -> BegunEncoding:
-        """A rendered chat, whose template has written all special tokens. `salt`: the tenant's."""
+    def begin_chat(self, text: str, salt: bytes, *, add_special_tokens: bool = False) -> BegunEncoding:
+        """A rendered chat, whose template has written all special tokens, unless more are to be added. `salt`: the
+        tenant's."""
+        if add_special_tokens:
+            return BegunEncoding([text], lambda whole: array("I", self.encode(whole, add_special_tokens=True)))
         cache, segments = self._cache, self._segments
         if cache is None or segments is None:
             return BegunEncoding([text], self._encode_whole)
@@ -146,6 +149,11 @@ class TokenCodec:
     def decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+    @functools.cached_property
+    def puts_spaces_between_special_tokens(self) -> bool:
+        ids = list(self.special_tokens().values())[:2]
+        return self.decode(ids) != "".join(self.decode([token_id]) for token_id in ids)
 
     def special_tokens(self) -> dict[str, int]:
         """Ids of the tokens that answers do not show, by their texts."""

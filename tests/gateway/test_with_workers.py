@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from tests.support.gateway import RunningGateway, eventually, running_gateway
 from tests.support.openai_cases import CHECKS
+from tests.support.rare_checks import CHECKS as RARE_CHECKS
 from tests.support.workers import WorkerProcess, Workers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -36,10 +37,10 @@ async def running(workers: list[WorkerProcess]) -> AsyncIterator[RunningGateway]
         yield gateway
 
 
-@pytest.mark.parametrize("case", CHECKS)
+@pytest.mark.parametrize("case", [*CHECKS, *RARE_CHECKS])
 async def test_case(running: RunningGateway, case: str) -> None:
     (model,) = running.gateway.models
-    await CHECKS[case](running.url, model.name)
+    await (CHECKS | RARE_CHECKS)[case](running.url, model.name)
     await eventually(lambda: running.at_rest)
 
 

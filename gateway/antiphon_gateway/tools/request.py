@@ -52,6 +52,11 @@ class Parsing:
         return has_its_call
 
     @property
+    def leaves_nothing_out(self) -> bool:
+        """All that the model says is told."""
+        return self.with_reasoning or self.dialect.reasoning is None
+
+    @property
     def kept_special_ids(self) -> tuple[int, ...]:
         """Special tokens that have to come as text."""
         calls = self.dialect.tool_special_ids if self.tools else ()
