@@ -56,6 +56,8 @@ class PrefillJob:
     """To compute: the prompt and, of an answer that another worker began, its output."""
     held: HeldBlocks
     on_first_token: Callable[[wire.FirstToken], None]
+    on_prompt_logprobs: Callable[[Sequence[wire.TokenLogprob]], None]
+    """Called with those of the prompt's next tokens, before its first output token."""
     on_done: Callable[[int], None]
     """Called when P has finished the prompt, with how many full blocks are not in yet."""
 
@@ -147,6 +149,8 @@ class RemotePrefill:
                 reason = wire.RefusalReason.Name(message.refused.reason)
                 raise self._failed(f"refused the prompt ({reason}): {message.refused.message}")
             case "chunk":
+                if message.chunk.prompt_logprobs:
+                    self._job.on_prompt_logprobs(message.chunk.prompt_logprobs)
                 self._advance(message.chunk.blocks)
             case "first_token":
                 self._span.add_event("first token")
@@ -191,8 +195,9 @@ class RemotePrefill:
             traceparent=inject(self._span),
         )
         if submit.output_token_ids:
-            # What P samples then is dropped, and its grammar would not begin there.
+            # What P samples then is dropped, and its grammar would not begin there; of the prompt all has been said.
             start.sampling.ClearField("grammar")
+            start.sampling.ClearField("prompt_logprobs")
         message = wire.RunUp(start=start)
         while True:
             try:

@@ -9,8 +9,9 @@ An answer that another worker began goes on in the same way: what is brought in 
 output so far, and the worker that gave it up, while it still stands, is the first one asked.
 
 All output, whoever sampled it, goes through one `OutputText`, on the event loop: first token of a prefill worker,
-later tokens of the engine. A request ends exactly once, in `_end`: everything that is held for it, here and on the
-prefill worker, goes then.
+later tokens of the engine. Log-probabilities of the prompt go before it, from whoever computes them; `_scored` counts
+them, so that none is sent again where another goes on. A request ends exactly once, in `_end`: everything that is held
+for it, here and on the prefill worker, goes then.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class DecodeRequest:
         self._prepare: asyncio.Task[None] | None = None
         self._held: HeldBlocks | None = None
         self._first_token: int | None = None
+        self._scored = 0
+        """Tokens of the prompt whose log-probabilities have been sent."""
         self._sent_usage = False
         self._cached_tokens = 0
         self._computed_elsewhere = False
@@ -142,7 +145,9 @@ class DecodeRequest:
                 await self._fill()
                 if not self._over:
                     self._context.engine.resume(
-                        self._engine_id, output=[] if self._first_token is None else [self._first_token]
+                        self._engine_id,
+                        output=[] if self._first_token is None else [self._first_token],
+                        scored_tokens=self._scored,
                     )
         except KeyError:
             self._fail("the engine let go of the request while its KV was on its way")
@@ -166,6 +171,7 @@ class DecodeRequest:
         peers = [peer for peer in submit.prefill if peer.worker_id != context.identity.worker_id]
         if submit.output_token_ids or not peers:
             # Of an answer that has begun somebody may have all of it: then no prefill worker need be troubled.
+            # Where the prompt's log-probabilities are wanted, routing names none.
             may_go_on = await pull_prefix(context, held, submit.prefix_peers)
             if not may_go_on or len(tokens) - held.leading * context.block_tokens <= context.block_tokens:
                 return
@@ -181,6 +187,15 @@ class DecodeRequest:
     async def _ask(self, peer: wire.Peer, attempt: int, tokens: Sequence[int], held: HeldBlocks) -> bool:
         """Have one prefill worker compute the KV of `tokens`. False: ask the next one."""
         context = self._context
+        told = 0
+
+        def on_prompt_logprobs(logprobs: Sequence[wire.TokenLogprob]) -> None:
+            # A run tells them from the first one on, also where an earlier run told some of them.
+            nonlocal told
+            known = max(0, self._scored - told)
+            told += len(logprobs)
+            self._on_prompt_logprobs(peer, logprobs[known:])
+
         job = PrefillJob(
             # Runs of all decode workers meet on one prefill worker, also those of earlier attempts.
             run_id=f"{self._engine_id}@{context.identity.worker_id}/{context.identity.incarnation}/{attempt}",
@@ -188,6 +203,7 @@ class DecodeRequest:
             token_ids=tokens,
             held=held,
             on_first_token=lambda token: self._on_first_token(peer, token),
+            on_prompt_logprobs=on_prompt_logprobs,
             on_done=self._on_prefill_done,
         )
         with _tracer.start_as_current_span("remote prefill") as span:
@@ -223,6 +239,8 @@ class DecodeRequest:
         if self._over or self._first_token is not None or self._submit.output_token_ids:
             # A continued attempt has its first token already; the prefill was for its KV.
             return
+        if self._sampling.max_tokens == 0:
+            return
         self._first_token = message.token_id
         self._prefill_worker_id = peer.worker_id
         self._computed_elsewhere = True
@@ -238,9 +256,26 @@ class DecodeRequest:
         logprobs = (engine_logprob(message.logprob),) if message.HasField("logprob") else ()
         self._send((message.token_id,), logprobs, finish, "")
 
+    def _on_prompt_logprobs(self, peer: wire.Peer, logprobs: Sequence[wire.TokenLogprob]) -> None:
+        """The prefill worker tells how likely the prompt's next tokens are."""
+        if self._over or not logprobs:
+            return
+        self._send_prompt_logprobs(logprobs)
+        if self._sampling.max_tokens == 0 and self._scored == len(self._submit.prompt_token_ids) - 1:
+            self._prefill_worker_id = peer.worker_id
+            self._send((), (), FinishReason.LENGTH, "")
+
+    def _send_prompt_logprobs(self, logprobs: Sequence[wire.TokenLogprob]) -> None:
+        self._scored += len(logprobs)
+        self._sink.step(wire.RequestStep(prompt_logprobs=logprobs))
+
     def _on_output(self, output: RequestOutput) -> None:
         if self._over:
             return
+        if output.prompt_logprobs:
+            self._send_prompt_logprobs([wire_logprob(logprob) for logprob in output.prompt_logprobs])
+            if not output.token_ids and output.finish is None:
+                return
         if not self._computed_elsewhere:
             self._cached_tokens = self._uncomputed_tokens(output.cached_tokens)
         try:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from antiphon_kvtransfer.identity import BlockHash, ChainRoot, block_hash, chain_root
 
 from antiphon_engine._grammars import RequestGrammar
-from antiphon_engine.interface import EngineRequest, FinishReason, ModelInfo, RequestKind
+from antiphon_engine.executor import Scoring
+from antiphon_engine.interface import EngineRequest, FinishReason, ModelInfo, RequestKind, TokenLogprob
+from antiphon_engine.limits import AllowedIds, WordBans
 
 
 class Phase(enum.Enum):
@@ -55,6 +57,12 @@ class Request:
     """Tokens that those steps compute, behind `computed_tokens`."""
     grammar: RequestGrammar | None = None
     """What its output keeps to. Set before it is submitted."""
+    allowed_ids: AllowedIds | None = None
+    bans: WordBans | None = None
+    to_score: int = 0
+    """Leading positions whose logits say how likely the prompt's next token is, and that are wanted."""
+    scored_tokens: int = 0
+    """Of these, those that are told. What was computed of others may be found in no cache."""
     _chain: list[BlockHash] = field(default_factory=list)
 
     @staticmethod
@@ -77,6 +85,9 @@ class Request:
             output=list(source.output),
             credit_blocks=source.credit_blocks if source.kind is RequestKind.PREFILL else None,
             phase=Phase.HELD if source.held else Phase.WAITING,
+            allowed_ids=AllowedIds(sampling.allowed_token_ids) if sampling.allowed_token_ids else None,
+            bans=WordBans(sampling.bad_words) if sampling.bad_words else None,
+            to_score=0 if sampling.prompt_logprobs is None else len(source.prompt) - 1,
         )
 
     def hash_blocks(self) -> None:
@@ -110,6 +121,25 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         return self.missing_tokens == 1 and not self.is_prefill
+
+    @property
+    def findable_tokens(self) -> int:
+        """Leading tokens whose KV may be taken from a cache."""
+        return len(self.tokens) if self.scored_tokens >= self.to_score else self.scored_tokens
+
+    @property
+    def only_scores(self) -> bool:
+        """It ends with its prompt: nothing is sampled."""
+        return self.to_score > 0 and self.source.sampling.max_tokens == 0 and not self.is_prefill
+
+    def unscored_rows(self, start: int, end: int) -> range:
+        """Of positions [start, end), those to score."""
+        return range(max(start, self.scored_tokens), min(end, self.to_score))
+
+    def take_scores(self, start: int, scoring: Scoring) -> tuple[TokenLogprob, ...]:
+        """What a step from `start` on found, which is told now."""
+        self.scored_tokens = start + scoring.skip + len(scoring.found)
+        return scoring.found
 
     @property
     def computable_tokens(self) -> int:

@@ -36,7 +36,7 @@ class KvRoom:
     def fits(self, request: Request, spare_blocks: int) -> bool:
         """Whether its room can be promised. Blocks that it can share with others in use cost nothing."""
         shared = 0
-        for number in range((len(request.tokens) - 1) // request.block_tokens):
+        for number in range(min(len(request.tokens) - 1, request.findable_tokens) // request.block_tokens):
             block = self._pool.find(request.hash_of(number))
             if block is None or not self._pool.is_used(block):
                 break
@@ -56,7 +56,7 @@ class KvRoom:
         if request.computed_tokens != len(request.blocks) * request.block_tokens:
             return False
         # Held requests get their next token from elsewhere, so they can use everything; others compute the last token.
-        usable_tokens = len(request.tokens) - (request.phase is not Phase.HELD)
+        usable_tokens = min(len(request.tokens) - (request.phase is not Phase.HELD), request.findable_tokens)
         first = len(request.blocks)
         found = self._pool.leading(request.hash_of(n) for n in range(first, usable_tokens // request.block_tokens))
         if not found:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from antiphon_engine._request import Request
-from antiphon_engine.executor import SampledToken, SampleSpec, SequenceStep
-from antiphon_engine.interface import FinishReason, PrefillProgress, RequestOutput, StepSample
+from antiphon_engine.executor import SampledToken, SampleSpec, Scoring, SequenceStep
+from antiphon_engine.interface import FinishReason, PrefillProgress, RequestOutput, StepSample, TokenLogprob
 
 
 class StepPart(msgspec.Struct, frozen=True):
@@ -36,19 +36,38 @@ def part_of(request: Request, count: int) -> StepPart:
     start = request.planned_tokens
     position = len(request.output)
     sample = None
-    if start + count == len(request.tokens):
-        forbidden = request.early_stop_ids if position < request.source.sampling.min_tokens else frozenset()
+    if start + count == len(request.tokens) and not request.only_scores:
+        sampling, output = request.source.sampling, request.output
+        forbidden = request.early_stop_ids if position < sampling.min_tokens else frozenset()
+        if request.bans is not None:
+            forbidden |= request.bans.forbidden_after(output)
         sample = SampleSpec(
-            request.source.sampling, position, request.source.prompt, request.output, forbidden, request.grammar
+            sampling, position, request.source.prompt, output, forbidden, request.grammar, request.allowed_ids
         )
+    scoring = None
+    if request.scored_tokens < request.to_score:
+        scoring = _scoring_of(request, start, start + count)
     request.begin_flight(count)
     blocks = request.blocks[: request.blocks_for(start + count)]
     tokens = request.tokens[start : start + count]
-    return StepPart(request, SequenceStep(request.request_id, tokens, start, blocks, sample, sequence=request.tokens))
+    step = SequenceStep(request.request_id, tokens, start, blocks, sample, sequence=request.tokens, scoring=scoring)
+    return StepPart(request, step)
+
+
+def _scoring_of(request: Request, start: int, end: int) -> Scoring | None:
+    rows = request.unscored_rows(start, end)
+    if not rows:
+        return None
+    targets = request.tokens[rows.start + 1 : rows.stop + 1]
+    return Scoring(rows.start - start, targets, request.source.sampling.prompt_logprobs or 0)
 
 
 def output_of(
-    request: Request, finish: FinishReason | None, sampled: SampledToken | None, error: str = ""
+    request: Request,
+    finish: FinishReason | None,
+    sampled: SampledToken | None,
+    error: str = "",
+    scores: tuple[TokenLogprob, ...] = (),
 ) -> RequestOutput:
     return RequestOutput(
         request_id=request.request_id,
@@ -57,10 +76,13 @@ def output_of(
         finish=finish,
         cached_tokens=request.cached_tokens,
         error=error,
+        prompt_logprobs=scores,
     )
 
 
-def progress_of(request: Request, sampled: SampledToken | None, error: str = "") -> PrefillProgress:
+def progress_of(
+    request: Request, sampled: SampledToken | None, error: str = "", scores: tuple[TokenLogprob, ...] = ()
+) -> PrefillProgress:
     request.announced_blocks = request.indexed_blocks
     return PrefillProgress(
         request_id=request.request_id,
@@ -70,6 +92,7 @@ def progress_of(request: Request, sampled: SampledToken | None, error: str = "")
         first_logprob=sampled.logprob if sampled else None,
         partial_tokens=len(request.tokens) % request.block_tokens if sampled else 0,
         error=error,
+        prompt_logprobs=scores,
     )
 
 

@@ -164,9 +164,9 @@ class BlockEngine(Engine):
         with self._changing():
             self._scheduler.publish(request_id, num_tokens)
 
-    def resume(self, request_id: str, output: Sequence[int] = ()) -> None:
+    def resume(self, request_id: str, output: Sequence[int] = (), scored_tokens: int = 0) -> None:
         with self._changing():
-            self._scheduler.resume(request_id, output)
+            self._scheduler.resume(request_id, output, scored_tokens)
 
     # -- blocks kept for others
 
@@ -349,4 +349,6 @@ class BlockEngine(Engine):
         if error is not None:
             logger.error("a step of %d requests failed", len(parts), exc_info=error)
         sample = step_sample([part.step for part in parts], step.duration_ms) if parts and error is None else None
+        if any(part.step.scoring is not None for part in parts):
+            sample = None  # logits of whole chunks are no part of what a step usually takes
         listener.on_step(StepResult(news.outputs, news.prefills, load, sample))

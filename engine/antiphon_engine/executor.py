@@ -20,6 +20,10 @@ from antiphon_kvtransfer.plane import KvPart, RankPlane
 from antiphon_kvtransfer.transport import Region
 
 from antiphon_engine.interface import KvMemory, ModelInfo, Sampling, TokenLogprob
+from antiphon_engine.limits import AllowedIds
+
+NO_TOKEN = -1
+"""In place of a sampled id: the request's masks together leave none."""
 
 
 class TokenMask(Protocol):
@@ -56,6 +60,34 @@ class SampleSpec:
     """Ids that may not be sampled now (EOS and stop ids below min_tokens)."""
     allowed: TokenMask | None = None
     """Only these may be. None: all."""
+    allowed_ids: AllowedIds | None = None
+    """Of these, too, only these may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Choose nothing: how likely is this token there?"""
+
+    target: int
+    top: int
+    """How many of the best are wanted beside it."""
+
+
+RowSpec = SampleSpec | ScoreSpec
+"""What is wanted of one row of logits. Either way it brings a `SampledToken`."""
+
+
+@dataclass(eq=False, slots=True)
+class Scoring:
+    """Log-probabilities wanted of a prompt's own tokens: of those that some rows of a step's part predict."""
+
+    skip: int
+    """Leading tokens of the part whose rows are not wanted."""
+    targets: Sequence[int]
+    """The tokens that the rows behind them predict, one a row."""
+    top: int
+    found: tuple[TokenLogprob, ...] = ()
+    """Put in by the executor, one a target, before the step ends."""
 
 
 class SequenceStep(msgspec.Struct, frozen=True):
@@ -71,11 +103,43 @@ class SequenceStep(msgspec.Struct, frozen=True):
     """None: a prompt chunk that is not the last."""
     sequence: Sequence[int] = ()
     """All tokens of the request so far (prompt and output): `tokens` is `sequence[start : start + len(tokens)]`."""
+    scoring: Scoring | None = None
 
 
 class SampledToken(msgspec.Struct, frozen=True):
     token_id: int
+    """Or NO_TOKEN."""
     logprob: TokenLogprob | None
+
+
+def row_specs(step: Sequence[SequenceStep]) -> list[RowSpec]:
+    """What is wanted of the step's rows of logits (`step_batch`), in their order."""
+    specs: list[RowSpec] = []
+    for sequence in step:
+        if (scoring := sequence.scoring) is not None:
+            specs.extend(ScoreSpec(target, scoring.top) for target in scoring.targets)
+        if sequence.sample is not None:
+            specs.append(sequence.sample)
+    return specs
+
+
+def rows_wanted(step: Sequence[SequenceStep]) -> int:
+    return sum(
+        (sequence.sample is not None) + (0 if sequence.scoring is None else len(sequence.scoring.targets))
+        for sequence in step
+    )
+
+
+def step_results(step: Sequence[SequenceStep], tokens: Sequence[SampledToken]) -> list[SampledToken | None]:
+    """From what the step's rows brought to one result a sequence; log-probabilities of prompts go into `scoring`."""
+    rows = iter(tokens)
+    results: list[SampledToken | None] = []
+    for sequence in step:
+        if (scoring := sequence.scoring) is not None:
+            found = (next(rows).logprob for _ in scoring.targets)
+            scoring.found = tuple(logprob for logprob in found if logprob is not None)
+        results.append(None if sequence.sample is None else next(rows))
+    return results
 
 
 class ExecutorLost(Exception):

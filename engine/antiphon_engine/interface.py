@@ -90,6 +90,13 @@ class Sampling:
     ignore_eos: bool = False
     grammar: Grammar | None = None
     """Only what it allows is sampled; EOS only where it may end. None: anything."""
+    prompt_logprobs: int | None = None
+    """None: none are wanted; n: of each token of the prompt but the first, with the n best at its place. All positions
+    are computed for them, and none is found in a cache. With `max_tokens` 0 that is all there is."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Nothing else is sampled. Empty: anything. Log-probabilities do not know of it (as with vLLM)."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids that the output never completes. Log-probabilities do not know of them either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,8 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability), best first."""
+    rank: int = 0
+    """Of a prompt's token: its place among all ids, the most likely having 1. 0: not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,8 @@ class RequestOutput:
     cached_tokens: int
     """Prompt tokens found in the prefix cache or published by `publish`: not computed here."""
     error: str = ""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the prompt's next tokens, from the second on: each once, in order, before or with the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +170,8 @@ class PrefillProgress:
     """With `first_token`: tokens in the last, not full block; 0 when there is none."""
     error: str = ""
     """Not empty: the engine failed on this request, which is over and holds nothing."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """As `RequestOutput.prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +360,9 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def resume(self, request_id: str, output: Sequence[int] = ()) -> None:
+    def resume(self, request_id: str, output: Sequence[int] = (), scored_tokens: int = 0) -> None:
         """End the hold. `output`: ids already sampled elsewhere (the first token), which count as output.
+        `scored_tokens`: how many tokens of the prompt have had their log-probabilities computed elsewhere.
 
         Raises KeyError if the request is gone.
         """

@@ -39,7 +39,7 @@ from antiphon_engine._request import Phase, Request
 from antiphon_engine._room import KvRoom
 from antiphon_engine._roster import Roster
 from antiphon_engine._step import StepNews, StepPart, StepPlan, output_of, part_of, progress_of
-from antiphon_engine.executor import SampledToken
+from antiphon_engine.executor import NO_TOKEN, SampledToken
 from antiphon_engine.interface import (
     FinishReason,
     IntegrityReport,
@@ -53,6 +53,12 @@ from antiphon_engine.interface import (
     Sampling,
 )
 from antiphon_engine.pool import BlockPool
+
+MAX_SCORED_ROWS = 128
+"""Rows of a prompt whose logits one step computes, of all its requests: what bounds the memory for them."""
+
+NOTHING_LEFT = "no token may be sampled"
+"""How the error begins of a request whose limits exclude everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,8 @@ class Scheduler:
             problem = f"the prompt has {length} tokens; the context of {context_tokens} must hold one more"
         elif length >= self.limit_tokens:
             problem = f"the prompt has {length} tokens; this worker's KV pool of {self.limit_tokens} must hold one more"
+        elif max(request.source.sampling.allowed_token_ids, default=0) >= vocab_size:
+            problem = f"an allowed token id is outside the vocabulary of {vocab_size}"
         elif request.source.sampling.grammar is not None:
             problem = self._grammar_obstacle(request.source.sampling)
         if problem:
@@ -167,13 +175,17 @@ class Scheduler:
             if request.is_prefill:
                 self._to_announce.append(request)
 
-    def resume(self, request_id: str, output: Sequence[int]) -> None:
+    def resume(self, request_id: str, output: Sequence[int], scored_tokens: int = 0) -> None:
         request = self._roster.held(request_id)
+        request.scored_tokens = scored_tokens
         if any(not 0 <= token_id < self._info.vocab_size for token_id in output):
             raise ValueError(f"an output id of {request_id} is outside the vocabulary of {self._info.vocab_size}")
         request.append(output)
         if request.grammar is not None and output:
             request.grammar.advance(output)
+        if request.computed_tokens > request.findable_tokens:
+            # What is in beyond the tokens that were told is computed here, to be told.
+            request.computed_tokens = request.findable_tokens // request.block_tokens * request.block_tokens
         keep = request.blocks_for(request.computed_tokens)
         redo_block = False
         if not request.missing_tokens:
@@ -217,6 +229,7 @@ class Scheduler:
             (decodes if request.is_decoding else prompts).append(request)
         share = min(-(-len(decodes) // self._depth), self._config.max_sequences)
         lacks_room = False
+        scored_rows = 0
         for request in decodes:
             if not budget or len(parts) == share:
                 break
@@ -236,6 +249,12 @@ class Scheduler:
                 continue
             self._extend(request)
             count = min(budget, request.computable_tokens)
+            if request.scored_tokens < request.to_score:
+                start = request.planned_tokens
+                rows = request.unscored_rows(start, start + count)
+                if len(rows) > MAX_SCORED_ROWS - scored_rows:
+                    count = rows.start + MAX_SCORED_ROWS - scored_rows - start
+                scored_rows += len(request.unscored_rows(start, start + count))
             if count > 0 and self._room.secure(request, request.blocks_for(request.planned_tokens + count)):
                 parts.append(part_of(request, count))
                 budget -= count
@@ -252,21 +271,28 @@ class Scheduler:
                 continue
             request.computed_tokens += len(part.step.tokens)
             self._room.index(request)
-            failure = request.grammar_failure if sampled is not None else ""
+            scoring = part.step.scoring
+            scores = () if scoring is None else request.take_scores(part.step.start, scoring)
+            failure = _failure(request, sampled)
             if failure:
-                self._end_failed(request, f"structured output failed: {failure}", outputs, prefills)
+                self._end_failed(request, failure, outputs, prefills)
             elif request.is_prefill:
                 if sampled is not None:
                     self._roster.keep(request)
-                prefills.append(progress_of(request, sampled))
+                prefills.append(progress_of(request, sampled, scores=scores))
             elif sampled is not None:
                 request.append((sampled.token_id,))
                 finish = request.finish_reason(self.limit_tokens)
-                outputs.append(output_of(request, finish, sampled))
+                outputs.append(output_of(request, finish, sampled, scores=scores))
                 if finish is not None:
                     self._roster.remove(request)
                 elif request.grammar is not None:
                     request.grammar.advance((sampled.token_id,))
+            elif request.only_scores and not request.missing_tokens:
+                outputs.append(output_of(request, FinishReason.LENGTH, None, scores=scores))
+                self._roster.remove(request)
+            elif scores:
+                outputs.append(output_of(request, None, None, scores=scores))
         for request in self._to_announce:
             if request.phase is not Phase.OVER and request.indexed_blocks > request.announced_blocks:
                 prefills.append(progress_of(request, None))
@@ -323,7 +349,8 @@ class Scheduler:
     def _enqueue(self, request: Request) -> None:
         self._roster.enqueue(request)
         finish = None if request.is_prefill else request.finish_reason(self.limit_tokens)
-        if finish is not None:  # complete with the output that it brought along
+        # Complete with the output that it brought along, and with nothing to say of its prompt.
+        if finish is not None and request.scored_tokens >= request.to_score:
             self._finished.append(output_of(request, finish, None))
             self._roster.remove(request)
 
@@ -375,3 +402,14 @@ class Scheduler:
                 return other
             later_ones_fly = True
         return None if later_ones_fly else request
+
+
+def _failure(request: Request, sampled: SampledToken | None) -> str:
+    """Why the request ends with what was sampled for it; empty: it does not."""
+    if sampled is None:
+        return ""
+    if request.grammar_failure:
+        return f"structured output failed: {request.grammar_failure}"
+    if sampled.token_id == NO_TOKEN:
+        return f"{NOTHING_LEFT}: the request's allowed ids, bad words, grammar and min_tokens together leave none"
+    return ""

@@ -9,6 +9,7 @@ is replaced, by waiting as long as `TimedSettings.step_ms` says. Two things keep
   (prefix hit, pull, preemption). A difference raises KvCorruption. What may fail: nothing else.
 * *Tokens are a hash* of (prompt, seed, choice, position): the same wherever and in whatever chunks a request runs.
   Under a grammar they are chosen by that hash among those that it allows, such that texts come to an end.
+  How likely a prompt's token is follows from the token and its position.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from antiphon_engine.executor import Executor, SampledToken, SampleSpec, SequenceStep
+from antiphon_engine.executor import NO_TOKEN, Executor, SampledToken, SampleSpec, Scoring, SequenceStep
 from antiphon_engine.interface import KvMemory, ModelInfo, TokenLogprob
 from antiphon_engine.timed_tokenizer import (
     BYTE_VOCAB_SIZE,
@@ -153,6 +154,8 @@ class TimedExecutor(Executor):
         self._verify_partial(part, known)
         self._write(part, known)
         sampled = None if part.sample is None else self._sample(part.sample, known)
+        if part.scoring is not None:
+            self._score(part.scoring, part.start + part.scoring.skip + 1)
         self._sequences[part.request_id] = known
         if len(self._sequences) > REMEMBERED_SEQUENCES:
             self._sequences.popitem(last=False)
@@ -200,11 +203,24 @@ class TimedExecutor(Executor):
         number = int.from_bytes(digest.digest()[:8], "little")
         allowed = self._allowed(spec, number)
         if not allowed:
-            raise ValueError("every token that could be sampled is forbidden")
+            return SampledToken(NO_TOKEN, None)
         if spec.sampling.logprobs is None:
             return SampledToken(allowed[0], None)
         top = tuple((token_id, -0.5 - rank) for rank, token_id in enumerate(allowed[: spec.sampling.logprobs]))
         return SampledToken(allowed[0], TokenLogprob(allowed[0], -0.5, top))
+
+    def _score(self, scoring: Scoring, position: int) -> None:
+        """`position`: of the first target in the prompt."""
+        usual = self._settings.sampled_token_ids
+        scoring.found = tuple(
+            TokenLogprob(
+                target,
+                timed_logprob(target, place),
+                tuple((usual[(place + step) % len(usual)], -0.25 - step) for step in range(scoring.top)),
+                rank=1 + (target + place) % 7,
+            )
+            for place, target in enumerate(scoring.targets, start=position)
+        )
 
     def _allowed(self, spec: SampleSpec, number: int) -> list[int]:
         """What may be sampled, what is sampled first. `number`: drawn for this position."""
@@ -212,6 +228,9 @@ class TimedExecutor(Executor):
         bits = None if spec.allowed is None else spec.allowed.bits()
         if bits is not None:
             choices = _choices_of(bits, choices, self._info.eos_token_ids, wants_end=number % 4 == 0)
+        if spec.allowed_ids is not None:
+            among = frozenset(spec.allowed_ids.ids.tolist())
+            choices = [token_id for token_id in choices if token_id in among] if bits else sorted(among)
         if not choices:
             return []
         first = number % len(choices)
@@ -234,6 +253,11 @@ class TimedExecutor(Executor):
             f"block {part.blocks[number]} is not what request {part.request_id} needs as its block {number} "
             f"(it starts at token {part.start})"
         )
+
+
+def timed_logprob(target: int, position: int) -> float:
+    """Of a prompt's token: made up, and another one wherever it stands."""
+    return -0.5 - (target * 31 + position * 7) % 64 / 16
 
 
 def _choices_of(bits: bytes, usual: Sequence[int], ends: Sequence[int], *, wants_end: bool) -> Sequence[int]:

@@ -56,8 +56,10 @@ class PrefillRun:
     def submit(self) -> None:
         """Give it to the engine. Raises RequestRefused."""
         context, start = self._context, self._start
-        cached = context.engine.lookup(self._hashes)
-        self._held = any(
+        # Whoever wants to know how likely the prompt is has all of it computed.
+        scores = start.sampling.HasField("prompt_logprobs")
+        cached = 0 if scores else context.engine.lookup(self._hashes)
+        self._held = not scores and any(
             peer.peer.worker_id != context.identity.worker_id and min(peer.blocks, len(self._hashes)) > cached
             for peer in start.prefix_peers
         )
@@ -121,6 +123,11 @@ class PrefillRun:
         if progress.error:
             self._outgoing.put_nowait(wire.RunDown(failed=wire.RunFailed(message=progress.error)))
             return
+        if progress.prompt_logprobs:
+            # Before the first token, as the client gets them in this order, and before the blocks that they belong to.
+            told = [wire_logprob(logprob) for logprob in progress.prompt_logprobs]
+            chunk = wire.ChunkReady(blocks=self._announced_blocks, prompt_logprobs=told)
+            self._outgoing.put_nowait(wire.RunDown(chunk=chunk))
         if progress.first_token is not None:
             # Before the last chunk: nothing of it may come between the client and its first token.
             first = wire.FirstToken(token_id=progress.first_token, cached_tokens=progress.cached_tokens)

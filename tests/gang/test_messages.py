@@ -7,10 +7,11 @@ import dataclasses
 import msgspec
 import numpy as np
 import pytest
-from antiphon_engine.executor import KnownMask, SampleSpec, SequenceStep
+from antiphon_engine.executor import KnownMask, SampleSpec, ScoreSpec, Scoring, SequenceStep
 from antiphon_engine.gang import messages
 from antiphon_engine.gang.histories import KeptHistories, SentHistories
 from antiphon_engine.interface import Sampling
+from antiphon_engine.limits import AllowedIds
 from antiphon_engine.torch_engine.step_batch import build_batch
 
 PENALISED = Sampling(
@@ -76,9 +77,29 @@ def test_the_mask_of_a_grammar_arrives_and_few_ids_are_sent_as_such(allowed: lis
     assert spec.allowed == KnownMask(bits)
 
 
+def test_rows_that_score_a_prompt_arrive_between_those_that_sample() -> None:
+    scoring = [Scoring(0, [7, 8], 2), None, Scoring(1, [9], 0)]
+    parts = [msgspec.structs.replace(step("r", PLAIN, [1, 2, 3], []), scoring=one) for one in scoring]
+    parts[0] = msgspec.structs.replace(parts[0], sample=None)
+    sample = parts[1].sample
+    assert sample is not None
+    limited = dataclasses.replace(sample, allowed_ids=AllowedIds([3, 9]))
+    parts[1] = msgspec.structs.replace(parts[1], sample=limited)
+    how = messages.HOW_TO_SAMPLE.decode(messages.ENCODER.encode(SentHistories().pack(parts)))
+    first, second, third, fourth, fifth = KeptHistories().unpack(how)
+    assert [first, second, fourth] == [ScoreSpec(7, 2), ScoreSpec(8, 2), ScoreSpec(9, 0)]
+    assert isinstance(third, SampleSpec)
+    assert third.allowed_ids is not None
+    assert third.allowed_ids.ids.tolist() == [3, 9]
+    assert isinstance(fifth, SampleSpec)
+    assert fifth.allowed_ids is None
+
+
 def test_what_sampling_gains_is_sent_too() -> None:
-    """All of it but what the driver minds itself: when a request ends, and its grammar, of which it sends masks."""
+    """All of it but what the driver minds itself: when a request ends, its grammar, of which it sends masks, and what
+    it sends in other forms (allowed ids packed, words as what is forbidden now, rows to score)."""
     minded_by_the_driver = {"max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "grammar"}
+    minded_by_the_driver |= {"allowed_token_ids", "bad_words", "prompt_logprobs"}
     names = {field.name for field in dataclasses.fields(Sampling)}
     assert set(messages.PackedSampling.__struct_fields__) == names - minded_by_the_driver
 

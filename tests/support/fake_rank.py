@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from antiphon_engine.executor import SampledToken, SampleSpec
+from antiphon_engine.executor import RowSpec, SampledToken, ScoreSpec
 from antiphon_engine.gang.runner import Meeting
 from antiphon_engine.interface import KvMemory, ModelInfo, TokenLogprob
 from antiphon_engine.parallel import ModelDims, ParallelShape, kv_part
@@ -96,7 +96,7 @@ class FakeRunner:
     def exchanged_s(self) -> float:
         return self._steps * EXCHANGE_S
 
-    def step(self, batch: StepBatch, specs: Sequence[SampleSpec]) -> list[SampledToken] | None:
+    def step(self, batch: StepBatch, specs: Sequence[RowSpec]) -> list[SampledToken] | None:
         self._steps += 1
         if FAIL in batch.tokens:
             raise ValueError("this token cannot be computed")
@@ -122,7 +122,10 @@ FAIL, HANG = 902, 903
 """Token ids that fail the step, or keep it for ever; on all ranks."""
 
 
-def fake_token(token: int, position: int, block: int, spec: SampleSpec) -> SampledToken:
+def fake_token(token: int, position: int, block: int, spec: RowSpec) -> SampledToken:
+    if isinstance(spec, ScoreSpec):
+        score = -(token + position + block) / 8
+        return SampledToken(spec.target, TokenLogprob(spec.target, score, ((token, score),) * spec.top, rank=1))
     total = token + position + block + sum(spec.prompt) + sum(spec.output) + spec.position + spec.sampling.seed
     token_id = total % 900
     wanted = spec.sampling.logprobs

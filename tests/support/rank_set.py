@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from antiphon_engine.executor import Executor, SampledToken, SequenceStep
+from antiphon_engine.executor import Executor, SampledToken, SequenceStep, row_specs, step_results
 from antiphon_engine.interface import KvMemory, ModelInfo
 from antiphon_engine.parallel import ParallelShape
 from antiphon_engine.torch_engine.parallel.groups import Groups, join_groups
@@ -189,15 +189,14 @@ class RankSetExecutor(Executor):
     def start(self, step: Sequence[SequenceStep]) -> None:
         """Give a step to all ranks; `finish` waits for it."""
         batch = self.batch(step)
-        specs = [sequence.sample for sequence in step if sequence.sample is not None]
+        specs = row_specs(step)
         for rank in range(self._shape.ranks):
             self._ranks.call(rank, RankProcess.step, batch, specs if rank == self._shape.sampling_rank else [])
 
     def finish(self, step: Sequence[SequenceStep]) -> list[SampledToken | None]:
         answers = [self._ranks.answer(rank) for rank in range(self._shape.ranks)]
         assert [rank for rank, answer in enumerate(answers) if answer is not None] == [self._shape.sampling_rank]
-        sampled = iter(answers[self._shape.sampling_rank])
-        return [None if sequence.sample is None else next(sampled) for sequence in step]
+        return step_results(step, answers[self._shape.sampling_rank])
 
     def execute(self, step: Sequence[SequenceStep]) -> list[SampledToken | None]:
         self.start(step)

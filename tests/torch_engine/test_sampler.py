@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from antiphon_engine.executor import SampledToken, SampleSpec
+from antiphon_engine.executor import NO_TOKEN, KnownMask, SampledToken, SampleSpec
 from antiphon_engine.interface import Sampling
+from antiphon_engine.limits import AllowedIds
 from antiphon_engine.torch_engine.noise import Noise, philox4x32
 from antiphon_engine.torch_engine.sampler import Sampler
 from hypothesis import given, settings
@@ -375,7 +376,7 @@ def test_everything_masked_gives_the_lowest_id_that_is_not_forbidden(sampling: S
     logits = torch.full((1, 5), -math.inf)
     sampler = Sampler(5)
     assert sampler.sample(logits, [_spec(sampling, forbidden=frozenset({0, 1}))])[0].token_id == 2
-    assert sampler.sample(torch.zeros(1, 5), [_spec(sampling, forbidden=frozenset(range(5)))])[0].token_id == 0
+    assert sampler.sample(torch.zeros(1, 5), [_spec(sampling, forbidden=frozenset(range(5)))])[0].token_id == NO_TOKEN
 
 
 @pytest.mark.parametrize("sampling", [_greedy(logprobs=2), Sampling(logprobs=2), _greedy()], ids=str)
@@ -397,3 +398,37 @@ def test_infinite_logits_win(sampling: Sampling) -> None:
 def test_a_wrong_shape_is_an_error() -> None:
     with pytest.raises(ValueError, match="logits have shape"):
         Sampler(5).sample(torch.zeros(2, 5), [_spec(Sampling())])
+
+
+# ------------------------------------------------------------------ allowed ids
+
+
+@pytest.mark.parametrize("sampling", [_greedy(logprobs=3), Sampling(logprobs=3, seed=5, top_k=2)], ids=str)
+def test_nothing_but_allowed_ids_is_chosen_and_log_probabilities_do_not_know(sampling: Sampling) -> None:
+    row = _row(5)
+    allowed = [int(token_id) for token_id in row.argsort()[:6]]
+    spec = dataclasses.replace(_spec(sampling), allowed_ids=AllowedIds(allowed))
+    [token] = Sampler(_VOCAB).sample(row[None], [spec])
+    assert token.token_id in allowed
+    assert token.logprob is not None
+    assert token.logprob.logprob == pytest.approx(float(row.log_softmax(0)[token.token_id]), abs=1e-5)
+    assert [token_id for token_id, _ in token.logprob.top] == row.topk(3).indices.tolist()
+
+
+def test_allowed_ids_are_drawn_as_the_filtered_distribution_has_them() -> None:
+    row, allowed = _row(6), [3, 8, 20, 31]
+    probabilities = torch.zeros(_VOCAB)
+    probabilities[allowed] = row[allowed].softmax(0)
+    spec = [dataclasses.replace(_spec(Sampling(seed=3), n), allowed_ids=AllowedIds(allowed)) for n in range(1500)]
+    drawn = Counter(token.token_id for token in Sampler(_VOCAB).sample(row.expand(1500, -1), spec))
+    _assert_distributed(drawn, probabilities)
+
+
+def test_allowed_ids_a_grammar_and_forbidden_ids_together_may_leave_nothing() -> None:
+    mask = KnownMask(bytes([0b0000_1110, 0, 0, 0, 0]))
+    spec = dataclasses.replace(_spec(Sampling(logprobs=1)), allowed=mask, allowed_ids=AllowedIds([2, 3, 9]))
+    row = _row(7)
+    [token] = Sampler(_VOCAB).sample(row[None], [dataclasses.replace(spec, forbidden=frozenset({2}))])
+    assert token.token_id == 3
+    [none] = Sampler(_VOCAB).sample(row[None], [dataclasses.replace(spec, forbidden=frozenset({2, 3}))])
+    assert none == SampledToken(NO_TOKEN, None)

@@ -57,6 +57,9 @@ def engine_sampling(message: wire.Sampling) -> Sampling:
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         grammar=engine_grammar(message.grammar) if message.HasField("grammar") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in message.bad_words),
     )
 
 
@@ -85,6 +88,7 @@ def wire_logprob(logprob: TokenLogprob) -> wire.TokenLogprob:
         logprob=logprob.logprob,
         top_ids=[token_id for token_id, _ in logprob.top],
         top_logprobs=[value for _, value in logprob.top],
+        rank=logprob.rank,
     )
 
 
@@ -93,6 +97,7 @@ def engine_logprob(message: wire.TokenLogprob) -> TokenLogprob:
         token_id=message.token_id,
         logprob=message.logprob,
         top=tuple(zip(message.top_ids, message.top_logprobs, strict=True)),
+        rank=message.rank,
     )
 
 

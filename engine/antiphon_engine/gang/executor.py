@@ -27,7 +27,15 @@ from antiphon_kvtransfer.offer import TransportOffer
 from antiphon_kvtransfer.plane import RankPlane
 from antiphon_kvtransfer.remote_plane import RemoteRankPlane
 
-from antiphon_engine.executor import Executor, ExecutorLost, RankTimes, SampledToken, SequenceStep
+from antiphon_engine.executor import (
+    Executor,
+    ExecutorLost,
+    RankTimes,
+    SampledToken,
+    SequenceStep,
+    rows_wanted,
+    step_results,
+)
 from antiphon_engine.gang import messages
 from antiphon_engine.gang.channel import framed
 from antiphon_engine.gang.cluster import RayCluster
@@ -75,8 +83,8 @@ class GangExecutor(Executor):
         self._placer = gang.placer
         self._histories = SentHistories()
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[int, list[bool], Future[_Result]]] = deque()
-        """Steps in flight: number, which sequences sample, and who waits."""
+        self._waiting: deque[tuple[int, Sequence[SequenceStep], Future[_Result]]] = deque()
+        """Steps in flight: number, what is computed, and who waits."""
         self._oldest_since = 0.0
         """When the first of them became that: it was begun, or the one before it ended."""
         self._next_step = 0
@@ -157,7 +165,7 @@ class GangExecutor(Executor):
                 return future
             if not self._waiting:
                 self._oldest_since = time.monotonic()
-            self._waiting.append((self._next_step, [one.sample is not None for one in step], future))
+            self._waiting.append((self._next_step, step, future))
         self._next_step += 1
         self._send(data)
         return future
@@ -251,8 +259,8 @@ class GangExecutor(Executor):
         with self._lock:
             if self._lost is not None:
                 return
-            expected, samples, future = self._waiting[0] if self._waiting else (-1, [], Future())
-            fitting = number == expected and len(tokens) == sum(samples)
+            expected, step, future = self._waiting[0] if self._waiting else (-1, (), Future())
+            fitting = number == expected and len(tokens) == rows_wanted(step)
             if fitting:
                 self._waiting.popleft()
                 known = self._rank_times
@@ -261,8 +269,7 @@ class GangExecutor(Executor):
         if not fitting:
             self._lose(f"rank {rank.rank} answered step {number} with {len(tokens)} tokens, out of turn")
             return
-        sampled = iter(tokens)
-        future.set_result([next(sampled) if wanted else None for wanted in samples])
+        future.set_result(step_results(step, tokens))
 
     def _lose(self, reason: str, *, expected: bool = False) -> None:
         with self._lock:

@@ -15,10 +15,11 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
-from antiphon_engine.executor import SampleSpec, SequenceStep
+from antiphon_engine.executor import RowSpec, SampleSpec, ScoreSpec, SequenceStep
 from antiphon_engine.gang.masks import packed_mask, unpacked_mask
-from antiphon_engine.gang.messages import History, HowToSample, PackedSampling, PackedSpec
+from antiphon_engine.gang.messages import History, HowToSample, PackedSampling, PackedScores, PackedSpec
 from antiphon_engine.interface import Sampling
+from antiphon_engine.limits import AllowedIds
 
 KEPT = 512
 """Requests whose tokens are kept. More than run at once, so that none is sent again and again."""
@@ -49,19 +50,27 @@ class SentHistories:
     def pack(self, step: Sequence[SequenceStep]) -> HowToSample:
         forget: list[int] = []
         wanted = {one.request_id for one in step if one.sample is not None and needs_history(one.sample.sampling)}
-        specs = []
+        specs: list[PackedSpec] = []
+        scores: list[PackedScores] = []
+        scored_rows = 0
         for sequence in step:
+            if (scoring := sequence.scoring) is not None:
+                scores.append(PackedScores(len(specs) + scored_rows, _packed(scoring.targets), scoring.top))
+                scored_rows += len(scoring.targets)
             if (spec := sequence.sample) is None:
                 continue
             history = None
             if sequence.request_id in wanted:
                 history = self._history(sequence.request_id, spec, forget)
             mask = None if spec.allowed is None else packed_mask(spec.allowed)
-            specs.append(PackedSpec(_pack_sampling(spec.sampling), spec.position, spec.forbidden, history, mask))
+            allowed_ids = b"" if spec.allowed_ids is None else spec.allowed_ids.packed
+            specs.append(
+                PackedSpec(_pack_sampling(spec.sampling), spec.position, spec.forbidden, history, mask, allowed_ids)
+            )
         while len(self._sent) > max(self._kept, len(wanted)):
             _, oldest = self._sent.popitem(last=False)
             forget.append(oldest.key)
-        return HowToSample(specs, forget)
+        return HowToSample(specs, forget, scores)
 
     def _history(self, request_id: str, spec: SampleSpec, forget: list[int]) -> History:
         sent = self._sent.get(request_id)
@@ -90,8 +99,8 @@ class KeptHistories:
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
 
-    def unpack(self, how: HowToSample) -> list[SampleSpec]:
-        specs = []
+    def unpack(self, how: HowToSample) -> list[RowSpec]:
+        specs: list[RowSpec] = []
         for spec in how.specs:
             prompt: Sequence[int] = ()
             output: Sequence[int] = ()
@@ -103,7 +112,10 @@ class KeptHistories:
                 prompt, output = kept.prompt, kept.output
             sampling = _unpack_sampling(spec.sampling)
             allowed = None if spec.mask is None else unpacked_mask(spec.mask)
-            specs.append(SampleSpec(sampling, spec.position, prompt, output, spec.forbidden, allowed))
+            allowed_ids = AllowedIds.unpacked(spec.allowed_ids) if spec.allowed_ids else None
+            specs.append(SampleSpec(sampling, spec.position, prompt, output, spec.forbidden, allowed, allowed_ids))
+        for scores in how.scores:
+            specs[scores.first : scores.first] = [ScoreSpec(target, scores.top) for target in _unpacked(scores.targets)]
         for key in how.forget:
             self._kept.pop(key, None)
         return specs

@@ -147,12 +147,26 @@ class PackedSpec(msgspec.Struct, frozen=True, array_like=True):
     forbidden: frozenset[int]
     history: History | None
     mask: PackedMask | None = None
+    allowed_ids: bytes = b""
+    """int32; empty: all."""
+
+
+class PackedScores(msgspec.Struct, frozen=True, array_like=True):
+    """Rows that score a prompt, one behind the other."""
+
+    first: int
+    """Among the step's wanted rows."""
+    targets: bytes
+    """int32."""
+    top: int
 
 
 class HowToSample(msgspec.Struct, frozen=True, array_like=True):
     specs: list[PackedSpec]
     forget: list[int]
     """Keys of histories that are not wanted any more."""
+    scores: list[PackedScores] = []
+    """In the order of their rows; the rows between them sample."""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from antiphon_kvtransfer.plane import KvPart
 
-from antiphon_engine.executor import SampledToken, SampleSpec
+from antiphon_engine.executor import RowSpec, SampledToken
 from antiphon_engine.interface import KvMemory, ModelInfo
 from antiphon_engine.parallel import ParallelShape
 from antiphon_engine.torch_engine.step_batch import StepBatch
@@ -54,8 +54,8 @@ class Runner(Protocol):
         """Of all steps so far, the time spent on exchanges with other ranks, waiting for them included."""
         ...
 
-    def step(self, batch: StepBatch, specs: Sequence[SampleSpec]) -> list[SampledToken] | None:
-        """One token for each sampled row; None on all ranks but the sampling one, which alone gets `specs`."""
+    def step(self, batch: StepBatch, specs: Sequence[RowSpec]) -> list[SampledToken] | None:
+        """One token for each wanted row; None on all ranks but the sampling one, which alone gets `specs`."""
         ...
 
     def close(self) -> None: ...

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from antiphon_kvtransfer.plane import KvPart
 
-from antiphon_engine.executor import SampledToken, SampleSpec
+from antiphon_engine.executor import RowSpec, SampledToken
 from antiphon_engine.gang.environment import usable_cores
 from antiphon_engine.gang.runner import Meeting
 from antiphon_engine.interface import KvMemory, ModelInfo
@@ -146,7 +146,7 @@ class TorchRank:
     def exchanged_s(self) -> float:
         return self._runner.exchanged_s
 
-    def step(self, batch: StepBatch, specs: Sequence[SampleSpec]) -> list[SampledToken] | None:
+    def step(self, batch: StepBatch, specs: Sequence[RowSpec]) -> list[SampledToken] | None:
         return self._runner.step(batch, specs)
 
     def close(self) -> None:

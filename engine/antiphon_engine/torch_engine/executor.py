@@ -2,7 +2,7 @@
 
 It owns the model, the pool's memory and the sampler; `BlockEngine` owns which block belongs to whom. A step packs the
 tokens of all its sequences into one forward pass, whatever mix of prompt chunks and decodes they are, and computes
-logits only for the rows that sample.
+logits only for the rows that sample, and for those that score their prompt.
 
 Two ways lead through the model. `NativeDecoder` runs the whole stack in one compiled call, for the dense shapes it
 knows. Everything else runs the model's own definition with our attention function (`attention.py`), whose inner part is
@@ -18,12 +18,11 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from antiphon_engine.executor import Executor, SampledToken, SampleSpec, SequenceStep
+from antiphon_engine.executor import Executor, SampledToken, SequenceStep, row_specs, step_results
 from antiphon_engine.interface import KvMemory, ModelInfo
 from antiphon_engine.torch_engine.attention import ATTENTION_NAME, AttentionKernel, PagedStep, unsupported_reason
 from antiphon_engine.torch_engine.kernels.native import (
@@ -35,17 +34,10 @@ from antiphon_engine.torch_engine.kernels.native import (
 )
 from antiphon_engine.torch_engine.kv_cache import KvCache
 from antiphon_engine.torch_engine.memory_estimate import kv_shape
+from antiphon_engine.torch_engine.scores import TokenSampler, tokens_of
 from antiphon_engine.torch_engine.step_batch import StepBatch, build_batch
 
 logger = logging.getLogger("antiphon.engine.torch")
-
-
-class TokenSampler(Protocol):
-    """Chooses tokens: `sampler.Sampler`."""
-
-    def sample(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[SampledToken]:
-        """logits [rows, vocabulary], one spec a row."""
-        ...
 
 
 class TorchExecutor(Executor):
@@ -131,11 +123,13 @@ class TorchExecutor(Executor):
         )
         logits = self._logits(batch)
         specs = [sequence.sample for sequence in step if sequence.sample is not None]
+        if len(specs) < len(batch.sample_rows):
+            return step_results(step, tokens_of(self._sampler, logits, row_specs(step)))
         sampled = iter(self._sampler.sample(logits, specs) if specs else ())
         return [None if sequence.sample is None else next(sampled) for sequence in step]
 
     def _logits(self, batch: StepBatch) -> torch.Tensor:
-        """Compute the step; logits [sampling rows, vocabulary] in fp32."""
+        """Compute the step; logits [wanted rows, vocabulary] in fp32."""
         if self._decoder is not None:
             return self._decoder.logits(batch)
         model = self._model

@@ -4,6 +4,7 @@ For logits l of one row, in this order (as vLLM, and OpenAI where it defines the
 
 * a grammar's mask: what it does not allow is -inf;
 * log-probabilities, if asked for: log_softmax(l), before anything else;
+* allowed ids, if there are any: all others are -inf;
 * repetition penalty r, for ids in prompt or output: l / r if l > 0, else l * r;
 * frequency penalty f and presence penalty p, for ids in the output: l - f * count - p;
 * logit bias: l + bias; forbidden ids: -inf;
@@ -18,8 +19,8 @@ coarse noise alone an id is out if its coarse u / exp(l) is above an upper bound
 (one or two as a rule), and for these the exact numbers are computed in fp64. So neither batch nor filters nor
 vectorisation change which id wins.
 
-A row whose logits are not numbers counts as -inf there and is logged; a row with nothing left gives its lowest id
-that is allowed and not forbidden.
+A row whose logits are not numbers counts as -inf there and is logged; a row of which nothing is left gives its lowest
+id that is allowed and not forbidden, and NO_TOKEN where there is none.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from antiphon_engine.executor import SampledToken, SampleSpec
+from antiphon_engine.executor import NO_TOKEN, SampledToken, SampleSpec
 from antiphon_engine.interface import Sampling, TokenLogprob
 from antiphon_engine.torch_engine.noise import COARSE_STEPS, IdArray, Noise
+from antiphon_engine.torch_engine.scores import LOWEST_LOGPROB
 
 logger = logging.getLogger("antiphon.engine.torch")
 
@@ -43,8 +45,6 @@ Allowed = NDArray[np.bool_]
 
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would only overflow."""
-_LOWEST_LOGPROB = -9999.0
-"""Stands for -inf in log-probabilities, which JSON cannot say (as OpenAI and vLLM do)."""
 _NEGLIGIBLE = 60.0
 """An id that many nats below the best (1e-26) never wins within 48 bits of noise."""
 _ROUNDING_MARGIN = 1.0 + 1e-4
@@ -78,6 +78,9 @@ class Sampler:
             raw = np.where(allowed, raw, np.float32(-np.inf))
         row = self._adjusted(raw, spec)
         sampling = spec.sampling
+        if spec.allowed_ids is not None:
+            allowed = _also(allowed, spec.allowed_ids.ids, self._vocab_size)
+            row = np.where(allowed, row, np.float32(-np.inf))
         best = float(row.max())
         if best == -math.inf:
             token_id = _lowest_allowed(spec.forbidden, allowed, self._vocab_size)
@@ -87,7 +90,9 @@ class Sampler:
             token_id = self._random_id(row, spec, allowed)
         if sampling.logprobs is None:
             return SampledToken(token_id, None)
-        return SampledToken(token_id, _logprobs(raw, token_id, sampling.logprobs, masked=allowed is not None))
+        if token_id == NO_TOKEN:
+            return SampledToken(NO_TOKEN, None)
+        return SampledToken(token_id, _logprobs(raw, token_id, sampling.logprobs, masked=spec.allowed is not None))
 
     def _adjusted(self, raw: Logits, spec: SampleSpec) -> Logits:
         """Penalties, bias and forbidden ids; `raw` itself where there are none."""
@@ -132,6 +137,7 @@ def _is_plain(spec: SampleSpec) -> bool:
     return (
         sampling.temperature < _GREEDY_BELOW
         and spec.allowed is None
+        and spec.allowed_ids is None
         and sampling.logprobs is None
         and not spec.forbidden
         and not sampling.logit_bias
@@ -156,6 +162,13 @@ def _allowed(spec: SampleSpec, vocab_size: int) -> Allowed | None:
     return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
+def _also(allowed: Allowed | None, ids: IdArray, vocab_size: int) -> Allowed:
+    """Of what is allowed, those that are among `ids`."""
+    among = np.zeros(vocab_size, dtype=np.bool_)
+    among[ids[ids < vocab_size]] = True
+    return among if allowed is None else among & allowed
+
+
 def _few(allowed: Allowed | None) -> IdArray | None:
     """The allowed ids, where they are so few that noise for them alone is less work."""
     if allowed is None or np.count_nonzero(allowed) > _SPARSE_IDS:
@@ -165,7 +178,7 @@ def _few(allowed: Allowed | None) -> IdArray | None:
 
 def _lowest_allowed(forbidden: frozenset[int], allowed: Allowed | None, vocab_size: int) -> int:
     ids = range(vocab_size) if allowed is None else np.flatnonzero(allowed).tolist()
-    return next((token_id for token_id in ids if token_id not in forbidden), 0)
+    return next((token_id for token_id in ids if token_id not in forbidden), NO_TOKEN)
 
 
 # ------------------------------------------------------------------ filters
@@ -247,13 +260,13 @@ def _logprobs(row: Logits, token_id: int, count: int, *, masked: bool) -> TokenL
     """`masked`: alternatives that cannot be sampled are left out, so there may be fewer than `count`."""
     best = row.max()
     if not np.isfinite(best):
-        return TokenLogprob(token_id, 0.0 if row[token_id] == best else _LOWEST_LOGPROB)
+        return TokenLogprob(token_id, 0.0 if row[token_id] == best else LOWEST_LOGPROB)
     normaliser = float(best) + math.log(float(np.exp(row - best).sum(dtype=np.float64)))
     top = _best_ids(row, count) if count > 0 else np.empty(0, dtype=np.int64)
     if masked:
         top = top[row[top] > -np.inf]
     return TokenLogprob(
         token_id=token_id,
-        logprob=max(float(row[token_id]) - normaliser, _LOWEST_LOGPROB),
-        top=tuple((int(other), max(float(row[other]) - normaliser, _LOWEST_LOGPROB)) for other in top),
+        logprob=max(float(row[token_id]) - normaliser, LOWEST_LOGPROB),
+        top=tuple((int(other), max(float(row[other]) - normaliser, LOWEST_LOGPROB)) for other in top),
     )

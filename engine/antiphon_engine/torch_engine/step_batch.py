@@ -35,7 +35,8 @@ class StepBatch:
     tables: Int32Array
     """[sequences, most blocks] physical blocks, padded with 0."""
     sample_rows: Int32Array
-    """Rows whose logits are wanted, in sequence order."""
+    """Rows whose logits are wanted, in sequence order: of each, those that score its prompt, then the one that samples
+    (`executor.row_specs`)."""
 
     @property
     def rows(self) -> int:
@@ -70,6 +71,9 @@ def build_batch(
         tokens.extend(sequence.tokens)
         start[index] = sequence.start
         row_start[index + 1] = len(tokens)
+        if (scoring := sequence.scoring) is not None:
+            first = int(row_start[index]) + scoring.skip
+            sample_rows.extend(range(first, first + len(scoring.targets)))
         if sequence.sample is not None:
             sample_rows.append(len(tokens) - 1)
     tables = np.zeros((len(step), max(used)), dtype=np.int32)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from antiphon_engine.executor import Executor, SampledToken, SampleSpec, SequenceStep
-from antiphon_engine.interface import Sampling
+from antiphon_engine.executor import Executor, SampledToken, SampleSpec, Scoring, SequenceStep
+from antiphon_engine.interface import Sampling, TokenLogprob
 from antiphon_engine.parallel import ModelDims, ParallelShape, kv_part
 from antiphon_engine.torch_engine.kv_cache import KvShape
+from transformers import AutoModelForCausalLM
 
 from tests.support.models import demo_model
+from tests.support.prompt_scores import assert_scores, expected_scores
 from tests.support.rank_set import RankProcess, RankSet
 from tests.support.reference import Reference, assert_same, greedy_references, report, sampled_references, sampling_of
 from tests.support.torch_engine import drive, pool_content, prompts_for, requests_for
@@ -103,6 +105,25 @@ def test_log_probabilities_in_bf16_are_near_one_ranks(ranks: RankSet, folders: d
     spread = probabilities(executor.execute(step)[0])
     executor.close()
     assert (spread - exact).abs().sum() < 0.3  # of at most 2
+
+
+@pytest.mark.parametrize(("name", "shape"), [("qwen2", TENSOR_4), ("llama-tied", BOTH)])
+def test_a_prompts_log_probabilities_equal_transformers(
+    name: str, shape: ParallelShape, ranks: RankSet, folders: dict[str, Path]
+) -> None:
+    prompt = torch.randint(3, VOCAB, (50,), generator=torch.Generator().manual_seed(5)).tolist()
+    expected_ones = expected_scores(AutoModelForCausalLM.from_pretrained(folders[name]).eval(), prompt, 3)
+    executor = ranks.load(folders[name], shape)
+    found: list[TokenLogprob] = []
+    spec = SampleSpec(Sampling(temperature=0.0), 0, prompt, [], frozenset())
+    for start, end in ((0, 1), (1, 33), (33, 50)):
+        scoring = Scoring(0, prompt[start + 1 : end + 1], 3)
+        beside = SequenceStep("other", [5, 6, 7], 0, [0], spec)
+        part = SequenceStep("r", prompt[start:end], start, range(4, 8), spec if end == 50 else None, scoring=scoring)
+        executor.execute([beside, part, beside])
+        found += scoring.found
+    executor.close()
+    assert_scores(found, expected_ones)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("qwen2", TENSOR_4), ("llama-tied", BOTH)])

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from antiphon_kvtransfer.plane import KvPart
 
-from antiphon_engine.executor import SampledToken, SampleSpec
+from antiphon_engine.executor import RowSpec, SampledToken
 from antiphon_engine.interface import KvMemory, ModelInfo
 from antiphon_engine.parallel import ParallelShape, check_shape
 from antiphon_engine.torch_engine.attention import ATTENTION_NAME, AttentionKernel, PagedStep
@@ -34,6 +34,7 @@ from antiphon_engine.torch_engine.parallel.groups import Groups
 from antiphon_engine.torch_engine.parallel.rank_model import load_rank_model, rank_estimate_bytes, rank_kv_shape
 from antiphon_engine.torch_engine.parallel.skeleton import Skeleton, model_dims
 from antiphon_engine.torch_engine.sampler import Sampler
+from antiphon_engine.torch_engine.scores import tokens_of
 from antiphon_engine.torch_engine.step_batch import StepBatch
 from antiphon_engine.torch_engine.system_memory import available_memory_bytes
 
@@ -122,7 +123,7 @@ class RankRunner:
         return self._groups.exchanged_s
 
     @torch.inference_mode()
-    def step(self, batch: StepBatch, specs: Sequence[SampleSpec]) -> list[SampledToken] | None:
+    def step(self, batch: StepBatch, specs: Sequence[RowSpec]) -> list[SampledToken] | None:
         """Compute this rank's part of a step: one token for each of `batch.sample_rows`, as its spec says.
 
         None on all ranks but the sampling one, which alone looks at `specs`. Raises GroupBroken.
@@ -144,7 +145,7 @@ class RankRunner:
             return [] if self._samples else None
         local = model.lm_head(hidden[torch.from_numpy(batch.sample_rows).long()])
         logits = gather_logits(local, self._info.vocab_size, skeleton.shape.tensor, self._groups)
-        return None if logits is None else self._sampler.sample(logits.float(), specs)
+        return None if logits is None else tokens_of(self._sampler, logits.float(), specs)
 
     def _enter(self, skeleton: Skeleton, batch: StepBatch) -> torch.Tensor:
         """The step's activations as they come into this stage, [rows, hidden]."""
