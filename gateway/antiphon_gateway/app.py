@@ -42,6 +42,7 @@ from antiphon_gateway.fronts import Fronts
 from antiphon_gateway.generating import Generation, new_id
 from antiphon_gateway.grammar_checks import GrammarChecks
 from antiphon_gateway.http import JSON_TYPE, ClientGone, Request
+from antiphon_gateway.keep_alive import KeepAlive
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.models import ModelRegistry
 from antiphon_gateway.options import GatewayOptions
@@ -92,10 +93,11 @@ class Gateway:
         self._text = TextWorkers()
         self.grammar_checks = GrammarChecks()
         self.demand = Demand()
+        keep_alive = KeepAlive(options.keep_alive_s, options.keep_alive_first_s)
         self.generation = Generation(
-            options, keys, gateway_id, self.dispatcher, self.metrics, self.explain, self.demand
+            options, keys, gateway_id, self.dispatcher, self.metrics, self.explain, self.demand, keep_alive
         )
-        self._finder = ModelFinder(options, self.fleet, self.models, self.dispatcher)
+        self._finder = ModelFinder(options, self.fleet, self.models, self.dispatcher, keep_alive)
         self._fronts = Fronts(
             options, self._finder, self.dialects, self.grammar_checks, self._text, self.responses, self.metrics
         )

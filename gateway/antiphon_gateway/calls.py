@@ -36,7 +36,7 @@ class ChatPlan(msgspec.Struct, frozen=True):
     """As a flight has it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """One generating request until it is answered: all that starting it, or starting it again, needs."""
 
@@ -44,6 +44,8 @@ class Call:
     ticket: Ticket
     presence: Presence
     trail: Trail
+    stream: bool = False
+    """Whether its answer is to be streamed, as soon as that is known."""
     starts: int = 0
     failures: int = 0
     """How often workers have failed on it."""

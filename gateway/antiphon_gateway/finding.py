@@ -10,6 +10,7 @@ from antiphon_gateway.dispatch import Dispatcher, no_worker
 from antiphon_gateway.fleet import Fleet
 from antiphon_gateway.flight import Target
 from antiphon_gateway.groups import Group
+from antiphon_gateway.keep_alive import KeepAlive
 from antiphon_gateway.models import ModelRegistry
 from antiphon_gateway.options import GatewayOptions
 
@@ -20,13 +21,21 @@ _BYTES_PER_TOKEN = 4
 class ModelFinder:
     """See the module. It waits where a Model is waking, until `ending` is set."""
 
-    def __init__(self, options: GatewayOptions, fleet: Fleet, models: ModelRegistry, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        options: GatewayOptions,
+        fleet: Fleet,
+        models: ModelRegistry,
+        dispatcher: Dispatcher,
+        keep_alive: KeepAlive,
+    ) -> None:
         self.ending = False
         """Draining took too long: nobody waits any more."""
         self._options = options
         self._fleet = fleet
         self._models = models
         self._dispatcher = dispatcher
+        self._keep_alive = keep_alive
 
     async def target(self, name: str, call: Call) -> Target:
         """What the client means. Waits where the Model is waking. Raises ApiError (404, 429, 503) and ClientGone."""
@@ -87,7 +96,7 @@ class ModelFinder:
             raise errors.too_many_held(name, options.queue_size, retry_after_s=retry_after_s)
         wait_s = min(options.wake_timeout_s, call.ticket.wishes.timeout_s or options.wake_timeout_s)
         remaining_s = call.ticket.arrived_at + wait_s - time.monotonic()
-        with lobby.place(key, tokens) as changed:
+        with lobby.place(key, tokens) as changed, self._keep_alive.waiting(call):
             if remaining_s > 0 and await call.presence.until(changed, remaining_s):
                 call.woken_at = time.monotonic()
                 return

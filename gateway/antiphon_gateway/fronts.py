@@ -61,6 +61,7 @@ class Fronts:
 
     async def chat(self, call: Call) -> Started:
         body = schema.decode(call.raw, schema.ChatBody)
+        call.stream = bool(body.stream)
         target = await self._finder.target(body.model, call)
         if body.wide:
             target = _checked_with_model(body, target)
@@ -81,10 +82,11 @@ class Fronts:
         renderer = with_more(renderer, body, ids_may_be_told=plan.parsing is None or plan.parsing.leaves_nothing_out)
         flight = self._flight(call, target, [plan.prompt], plan.sampling, body, "chat")
         flight.enough = plan.enough
-        return Started(flight, renderer, bool(body.stream))
+        return Started(flight, renderer, call.stream)
 
     async def message(self, call: Call) -> Started:
         body = schema.decode(call.raw, messages_body.MessageBody)
+        call.stream = bool(body.stream)
         target = await self._finder.target(body.model, call)
         call.ignored = messages.ignored_by(call.raw, body, target)
         messages_body.check_message(body)
@@ -97,10 +99,11 @@ class Fronts:
         )
         flight = self._flight(call, target, [plan.prompt], plan.sampling, asked, "messages")
         flight.enough = plan.enough
-        return Started(flight, renderer, bool(body.stream))
+        return Started(flight, renderer, call.stream)
 
     async def response(self, call: Call) -> Started:
         body = schema.decode(call.raw, responses_body.ResponseBody)
+        call.stream = bool(body.stream)
         target = await self._finder.target(body.model, call)
         try:
             call.ignored = responses.ignored_by(call.raw, body, target)
@@ -111,7 +114,7 @@ class Fronts:
         responses.complete_sampling(plan.sampling, body)
         flight = self._flight(call, target, [plan.prompt], plan.sampling, exchange.chat, "responses")
         flight.enough = plan.enough
-        return Started(flight, responses.ResponseRenderer(exchange, plan.parsing), bool(body.stream))
+        return Started(flight, responses.ResponseRenderer(exchange, plan.parsing), call.stream)
 
     async def _plan_chat(self, body: schema.ChatBody, target: Target, body_bytes: int) -> ChatPlan:
         """Raises ApiError (400)."""
@@ -137,6 +140,7 @@ class Fronts:
 
     async def completion(self, call: Call) -> Started:
         body = schema.decode(call.raw, schema.CompletionBody)
+        call.stream = bool(body.stream)
         target = await self._finder.target(body.model, call)
         schema.check_completion(body)
         if body.wide:
@@ -149,7 +153,7 @@ class Fronts:
             sampling.grammar.CopyFrom(grammar)
         flight = self._flight(call, target, prompts, sampling, body, "completions")
         renderer = completions.CompletionRenderer(f"cmpl-{call.ticket.request_id}", body, target)
-        return Started(flight, with_more(renderer, body), bool(body.stream))
+        return Started(flight, with_more(renderer, body), call.stream)
 
     async def _grammar(self, body: schema.CommonBody, target: Target) -> pb.Grammar | None:
         """What the answer has to keep to; it compiles. Raises ApiError (400)."""
@@ -176,7 +180,7 @@ class Fronts:
             choices_per_prompt=body.n or 1,
             buffer_steps=self._options.stream_buffer_steps,
             metrics=self._metrics.of(target.model.name, endpoint),
-            sent_whole=not body.stream,
+            sent_whole=not call.stream,
             failures=call.failures,
             trail=call.trail,
             priority=call.ticket.wishes.granted(body.service_tier, body.priority),

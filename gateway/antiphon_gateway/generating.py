@@ -27,6 +27,7 @@ from antiphon_gateway.explain_span import request_attributes
 from antiphon_gateway.explain_store import ExplainStore
 from antiphon_gateway.flight import Flight, StartAgain, Ticket
 from antiphon_gateway.http import ClientGone, Request
+from antiphon_gateway.keep_alive import KeepAlive
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.options import GatewayOptions
 from antiphon_gateway.parameters import ignored_header
@@ -54,6 +55,7 @@ class Generation:
         metrics: GatewayMetrics,
         explain: ExplainStore,
         demand: Demand,
+        keep_alive: KeepAlive,
     ) -> None:
         self.draining = False
         """New ones are refused."""
@@ -66,6 +68,7 @@ class Generation:
         self._metrics = metrics
         self._explain = explain
         self._demand = demand
+        self._keep_alive = keep_alive
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -87,8 +90,11 @@ class Generation:
     def sweep(self) -> None:
         """Bound what cannot be bounded by an await of its own: silent requests and clients that take no data."""
         now = time.monotonic()
+        self._keep_alive.sweep(now)
         for flight, request in list(self.flights.items()):
             self._dispatcher.sweep(flight, now)
+            if not flight.sent_whole:
+                self._keep_alive.look(request, now, flight.began_at, begun=flight.direct is not None)
             if flight.writing_since and now - flight.writing_since > self._options.client_timeout_s:
                 log.warning("request %s: the client takes no data; disconnected", request.request_id)
                 self._metrics.slow_client()

@@ -63,10 +63,12 @@ class Request:
         "method",
         "on_gone",
         "path",
+        "quiet_since",
         "request_id",
         "standing_headers",
         "started",
         "version",
+        "wrote",
     )
 
     def __init__(
@@ -97,6 +99,10 @@ class Request:
         """Whether the answer has been sent to its end."""
         self.gone = False
         """Whether the client has closed the connection."""
+        self.wrote = False
+        """Whether anything of the answer was written since somebody last looked (`keep_alive`)."""
+        self.quiet_since = 0.0
+        """Monotonic, when somebody last saw that it had been; 0: not yet."""
         self.on_gone: Callable[[], None] | None = None
         """Called once when that happens before the answer has ended."""
         self._connection = connection
@@ -231,6 +237,7 @@ class Request:
         if self._head:
             data, self._head = self._head + data, b""
         if data:
+            self.wrote = True
             connection.write(data)
         if connection.write_paused and not last:
             await connection.drained()
@@ -245,7 +252,15 @@ class Request:
 
     def push(self, data: bytes) -> None:
         """Bytes in the middle of a body that has begun."""
+        self.wrote = True
         self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def break_silence(self, data: bytes) -> None:
+        """Bytes of an event stream that mean nothing. Its head leaves with them, where it has not left before."""
+        if not self.started:
+            self.start(200, EVENT_STREAM_HEADERS)
+        head, self._head = self._head, b""
+        self._connection.write(head + (b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data))
 
     async def respond(self, status: int, body: bytes, *headers: Header) -> None:
         """A whole answer at once."""

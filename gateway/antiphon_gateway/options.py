@@ -44,6 +44,13 @@ class GatewayOptions:
     lost_after_ms: int = option(1500, "a worker that is silent for so long is lost")
     stall_timeout_s: float = option(300.0, "a request that no token came for in so long is cancelled")
     client_timeout_s: float = option(60.0, "a client that takes no data for so long is disconnected")
+    keep_alive_s: float = option(
+        15.0, "a stream in which nothing was said for so long gets a comment, which clients ignore; 0: none"
+    )
+    keep_alive_first_s: float = option(
+        45.0,
+        "the same before the first token; from then on a failure has no status, it is an event; 0: none before it",
+    )
     stream_buffer_steps: int = option(2048, "steps kept for a client that reads slowly; more cancel its request")
     explain_requests: int = option(2000, "of so many last requests it is kept why they went where they went")
     explain_max_bytes: int = option(64 * 1024 * 1024, "memory for that, about; what is oldest is forgotten first")

@@ -1,7 +1,7 @@
 """From a flight to the client: as a stream of server-sent events, or as one whole answer.
 
 Nothing is sent before the first token is there, so that a failure until then has a status of its own (and may be
-tried elsewhere). A stream that fails later ends with an error event, never in silence. While the client takes no
+tried elsewhere); only one that waits long is kept alive (`keep_alive`), and fails with an event then. A stream that fails later ends with an error event, never in silence. While the client takes no
 data, the flight collects a bounded number of steps; the event loop and the worker's stream go on.
 
 The handler sends the first and the last event of a stream, and what had to be collected. All others are written as
@@ -30,25 +30,25 @@ class Presence:
     """Whether the client is there, from when its body has been read. Owned by the handler."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
+        self.request = request
         self._flight: Flight | None = None
         self._left: asyncio.Future[None] | None = None
         request.on_gone = self._client_left
 
     def follow(self, flight: Flight) -> None:
         """Tell this flight when the client has gone. Raises ClientGone if it has already."""
-        if self._request.gone:
+        if self.request.gone:
             raise ClientGone
         self._flight = flight
 
     async def until(self, event: asyncio.Future[None], timeout_s: float) -> bool:
         """Wait for it as long as the client is there; False when the time is up. Raises ClientGone."""
-        if self._request.gone:
+        if self.request.gone:
             raise ClientGone
         self._left = asyncio.get_running_loop().create_future()
         await asyncio.wait({event, self._left}, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
         self._left = None
-        if self._request.gone:
+        if self.request.gone:
             raise ClientGone
         return event.done()
 
@@ -62,20 +62,23 @@ class Presence:
 async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> ApiError | None:
     """Stream the answer to its end; the error that ended it early, which the client was told.
 
-    Raises ApiError if it failed before anything was sent, and ClientGone.
+    Raises ApiError if it failed before anything was told, and ClientGone.
     """
+    told = False
     try:
         while True:
             await flight.wait()
             events = [renderer.take(choice, step) for choice in flight.take_ready() for step in choice.take()]
             failure = flight.failure
             ended = failure is not None or not flight.open_choices
-            if not request.started:
+            if not told:
                 if failure is not None:
                     raise failure
                 if not ended and not any(events):
                     continue
-                request.start(200, EVENT_STREAM_HEADERS)
+                told = True
+                if not request.started:  # else it has been kept alive
+                    request.start(200, EVENT_STREAM_HEADERS)
             if failure is not None:
                 events.append(
                     renderer.failed(failure)

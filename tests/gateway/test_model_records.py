@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from antiphon_gateway import app
 from antiphon_gateway.auth import cache_salt
+from antiphon_gateway.keep_alive import COMMENT
 from antiphon_proto import worker_pb2 as pb
 
 from tests.support.fake_worker import Connection, FakeWorker, accept_and_hang, byte_card, generate
@@ -144,6 +146,36 @@ async def test_requests_wait_for_a_model_that_wakes(valkey: Valkey, operator: Op
             running.gateway.fleet._reconcile()
             assert [response.status_code for response in await asyncio.gather(*waiting)] == [200] * 3
             await eventually(lambda: running.at_rest)
+    finally:
+        await late.stop()
+
+
+async def test_a_stream_that_waits_for_a_model_that_wakes_is_kept_alive(
+    valkey: Valkey, operator: OperatorVoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_SWEEP_S", 0.02)
+    late = worker()
+    await late.start()
+    try:
+        async with running_gateway(
+            redis_url=valkey.url, keep_alive_s=0.05, keep_alive_first_s=0.1, wake_timeout_s=20.0
+        ) as running:
+            for wakes in (False, True):
+                await said(operator, running, waking=True)
+                whole = asyncio.create_task(running.client.post("/v1/completions", json=BODY))
+                async with running.client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as response:
+                    pieces = response.aiter_bytes()
+                    assert (await anext(pieces)).startswith(COMMENT)
+                    if wakes:
+                        running.gateway.fleet._static = (late.address,)
+                        running.gateway.fleet._reconcile()
+                    else:
+                        operator.put(model_record(waking=False))
+                    raw = b"".join([piece async for piece in pieces]).replace(COMMENT, b"")
+                    assert raw.endswith(b"data: [DONE]\n\n" if wakes else b"}}\n\n")
+                    assert raw.startswith(b'data: {"id"' if wakes else b'data: {"error":{')
+                assert (await whole).status_code == (200 if wakes else 503)
+                await eventually(lambda: running.at_rest)
     finally:
         await late.stop()
 
