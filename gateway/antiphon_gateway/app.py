@@ -31,9 +31,10 @@ from antiphon_gateway import (
     token_pages,
 )
 from antiphon_gateway.auth import ApiKeys, cache_salt
+from antiphon_gateway.client_request import ClientHead, ClientRequest
 from antiphon_gateway.cors import CrossOrigin
 from antiphon_gateway.dispatch import Dispatcher
-from antiphon_gateway.error_forms import MESSAGES_PATH, error_event
+from antiphon_gateway.error_forms import MESSAGES_PATH
 from antiphon_gateway.errors import ApiError
 from antiphon_gateway.explain_store import ExplainStore
 from antiphon_gateway.finding import ModelFinder
@@ -41,7 +42,7 @@ from antiphon_gateway.fleet import Fleet
 from antiphon_gateway.fronts import Fronts
 from antiphon_gateway.generating import Generation, new_id
 from antiphon_gateway.grammar_checks import GrammarChecks
-from antiphon_gateway.http import JSON_TYPE, ClientGone, Request
+from antiphon_gateway.http import JSON_TYPE, ClientGone
 from antiphon_gateway.keep_alive import KeepAlive
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.models import ModelRegistry
@@ -57,7 +58,7 @@ from antiphon_gateway.tools import Dialects
 
 log = logging.getLogger("antiphon.gateway")
 
-Handler: TypeAlias = Callable[[Request], Awaitable[None]]
+Handler: TypeAlias = Callable[[ClientRequest], Awaitable[None]]
 
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
 _MODELS = "/v1/models/"
@@ -90,7 +91,7 @@ class Gateway:
         self.responses = ResponseStore(options.responses_stored, options.responses_max_bytes, options.responses_keep_s)
         self._keys = keys
         self._cross_origin = CrossOrigin(options.cors_origin) if options.cors_origin else None
-        self._text = TextWorkers()
+        self.text = TextWorkers()
         self.grammar_checks = GrammarChecks()
         self.demand = Demand()
         keep_alive = KeepAlive(options.keep_alive_s, options.keep_alive_first_s)
@@ -99,7 +100,7 @@ class Gateway:
         )
         self._finder = ModelFinder(options, self.fleet, self.models, self.dispatcher, keep_alive)
         self._fronts = Fronts(
-            options, self._finder, self.dialects, self.grammar_checks, self._text, self.responses, self.metrics
+            options, self._finder, self.dialects, self.grammar_checks, self.text, self.responses, self.metrics
         )
         self._sweeper: asyncio.Task[None] | None = None
         self._scaling: ScalingWriter | None = None
@@ -150,7 +151,7 @@ class Gateway:
         if self._scaling is not None:
             await self._scaling.close()
         await self.fleet.close()
-        self._text.close()
+        self.text.close()
         self.grammar_checks.close()
 
     @property
@@ -188,16 +189,23 @@ class Gateway:
             self.responses.expire()
             self.generation.sweep()
 
+    @property
+    def ready(self) -> bool:
+        """Whether at least one model can be served now (or, in a cluster, whether all is as it should be)."""
+        return self._ready_page().ready
+
     # -- requests
 
-    async def handle(self, request: Request) -> None:
+    def check_key(self, head: ClientHead) -> None:
+        """Of somebody who asks for something. Raises ApiError (401)."""
+        _take_key(head)
+        self._keys.tenant(head.header(b"authorization"))
+
+    async def handle(self, request: ClientRequest) -> None:
         """Answer it. What goes wrong is answered or logged; nothing is raised but where the answer cannot be sent."""
         given = request.header(b"x-request-id")
         request.request_id = given if given and _REQUEST_ID.match(given) else f"req-{new_id()}"
-        key = request.headers.get(b"x-api-key")
-        if key is not None:
-            # Anthropic's clients say their key so.
-            request.headers.setdefault(b"authorization", b"Bearer " + key)
+        _take_key(request)
         if self._cross_origin is not None:
             request.standing_headers = self._cross_origin.headers(request)
             if await self._cross_origin.answered(request, self._methods(request.path)):
@@ -215,9 +223,9 @@ class Gateway:
             log.exception("request %s failed by a fault of this gateway", request.request_id)
             await self._fail(request, errors.internal())
 
-    async def _fail(self, request: Request, error: ApiError) -> None:
+    async def _fail(self, request: ClientRequest, error: ApiError) -> None:
         if request.started:
-            await request.send(error_event(error, request.path, request.request_id), last=True)
+            await request.send(request.error_event(error), last=True)
         elif error.status == 405:
             allowed = ", ".join(self._methods(request.path)).encode()
             await request.respond_error(error, (b"allow", allowed))
@@ -237,7 +245,7 @@ class Gateway:
             return {"GET": self._index_of_worker}
         return self._routes.get(path, {})
 
-    def _handler(self, request: Request) -> Handler:
+    def _handler(self, request: ClientRequest) -> Handler:
         methods = self._methods(request.path)
         handler = methods.get(request.method)
         if handler is not None:
@@ -248,27 +256,30 @@ class Gateway:
 
     # -- small pages
 
-    async def _health(self, request: Request) -> None:
+    async def _health(self, request: ClientRequest) -> None:
         await request.respond(200, b'{"status":"ok"}', JSON_TYPE)
 
-    async def _ready(self, request: Request) -> None:
-        page = pages.ready_page(
+    async def _ready(self, request: ClientRequest) -> None:
+        page = self._ready_page()
+        await request.respond(200 if page.ready else 503, msgspec.json.encode(page), JSON_TYPE)
+
+    def _ready_page(self) -> pages.Ready:
+        return pages.ready_page(
             self.fleet,
             self.dispatcher.selection,
             draining=self.draining,
             ready_without_workers=self.options.ready_without_workers,
         )
-        await request.respond(200 if page.ready else 503, msgspec.json.encode(page), JSON_TYPE)
 
-    async def _metrics(self, request: Request) -> None:
+    async def _metrics(self, request: ClientRequest) -> None:
         await request.respond(200, self.metrics.page(), (b"content-type", CONTENT_TYPE_LATEST.encode()))
 
-    async def _list_models(self, request: Request) -> None:
+    async def _list_models(self, request: ClientRequest) -> None:
         self._keys.tenant(request.header(b"authorization"))
         page = pages.ModelList(list(pages.list_models(self.fleet)))
         await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
 
-    async def _show_model(self, request: Request) -> None:
+    async def _show_model(self, request: ClientRequest) -> None:
         self._keys.tenant(request.header(b"authorization"))
         name = request.path[len(_MODELS) :]
         model = next((model for model in pages.list_models(self.fleet) if model.id == name), None)
@@ -276,7 +287,7 @@ class Gateway:
             raise errors.model_not_found(name)
         await request.respond(200, msgspec.json.encode(model), JSON_TYPE)
 
-    async def _show_response(self, request: Request) -> None:
+    async def _show_response(self, request: ClientRequest) -> None:
         tenant = self._keys.tenant(request.header(b"authorization"))
         response_id = request.path[len(_RESPONSES) :]
         found = self.responses.find(response_id, tenant)
@@ -284,56 +295,56 @@ class Gateway:
             raise responses.not_found(response_id)
         await request.respond(200, found.page, JSON_TYPE)
 
-    async def _delete_response(self, request: Request) -> None:
+    async def _delete_response(self, request: ClientRequest) -> None:
         tenant = self._keys.tenant(request.header(b"authorization"))
         response_id = request.path[len(_RESPONSES) :]
         if not self.responses.delete(response_id, tenant):
             raise responses.not_found(response_id)
         await request.respond(200, msgspec.json.encode(responses.Deleted(response_id)), JSON_TYPE)
 
-    async def _tokenize(self, request: Request) -> None:
+    async def _tokenize(self, request: ClientRequest) -> None:
         tenant = self._keys.tenant(request.header(b"authorization"))
         raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
         asked = token_pages.read_tokenize(raw)
         target = self._finder.known_target(asked.model, cache_salt(tenant))
-        page = await token_pages.tokenize(asked, target, self._text, len(raw))
+        page = await token_pages.tokenize(asked, target, self.text, len(raw))
         await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
 
-    async def _count_tokens(self, request: Request) -> None:
+    async def _count_tokens(self, request: ClientRequest) -> None:
         tenant = self._keys.tenant(request.header(b"authorization"))
         raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
         body = schema.decode(raw, messages_body.CountBody)
         target = self._finder.known_target(body.model, cache_salt(tenant))
         messages_body.check_prompt(body)
-        page = await messages.count_tokens(body, self.dialects.of(target.model), target, self._text, len(raw))
+        page = await messages.count_tokens(body, self.dialects.of(target.model), target, self.text, len(raw))
         ignored = messages.ignored_by(raw, body, target)
         headers = (ignored_header(ignored),) if ignored else ()
         await request.respond(200, msgspec.json.encode(page), JSON_TYPE, *headers)
 
-    async def _detokenize(self, request: Request) -> None:
+    async def _detokenize(self, request: ClientRequest) -> None:
         self._keys.tenant(request.header(b"authorization"))
         raw = await request.body(self.options.max_body_bytes, self.options.body_timeout_s)
         name, ids = token_pages.read_detokenize(raw)
-        page = await token_pages.detokenize(ids, self._finder.known_target(name, b"").model, self._text)
+        page = await token_pages.detokenize(ids, self._finder.known_target(name, b"").model, self.text)
         await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
 
-    async def _openapi(self, request: Request) -> None:
+    async def _openapi(self, request: ClientRequest) -> None:
         await request.respond(200, openapi.encoded(), JSON_TYPE)
 
-    async def _docs(self, request: Request) -> None:
+    async def _docs(self, request: ClientRequest) -> None:
         await request.respond(200, openapi_page.page(), *openapi_page.HEADERS)
 
-    async def _index(self, request: Request) -> None:
+    async def _index(self, request: ClientRequest) -> None:
         self._keys.tenant(request.header(b"authorization"))
         await request.respond(200, msgspec.json.encode(index_page.overview(self.fleet.mirror)), JSON_TYPE)
 
-    async def _index_of_worker(self, request: Request) -> None:
+    async def _index_of_worker(self, request: ClientRequest) -> None:
         self._keys.tenant(request.header(b"authorization"))
         worker_id = request.path[len(index_page.PATH) + 1 :]
         page = await index_page.of_worker(self.fleet.mirror, worker_id)
         await request.respond(200, msgspec.json.encode(page), JSON_TYPE)
 
-    async def _explain(self, request: Request) -> None:
+    async def _explain(self, request: ClientRequest) -> None:
         tenant = self._keys.tenant(request.header(b"authorization"))
         request_id = request.path[len(explain_page.PATH) :]
         body, headers = explain_page.answer(self.explain, request_id, tenant, request.header(b"accept"))
@@ -341,14 +352,21 @@ class Gateway:
 
     # -- generation
 
-    async def _chat(self, request: Request) -> None:
+    async def _chat(self, request: ClientRequest) -> None:
         await self.generation.generate(request, "chat", self._fronts.chat)
 
-    async def _messages(self, request: Request) -> None:
+    async def _messages(self, request: ClientRequest) -> None:
         await self.generation.generate(request, "messages", self._fronts.message)
 
-    async def _responses(self, request: Request) -> None:
+    async def _responses(self, request: ClientRequest) -> None:
         await self.generation.generate(request, "responses", self._fronts.response)
 
-    async def _completions(self, request: Request) -> None:
+    async def _completions(self, request: ClientRequest) -> None:
         await self.generation.generate(request, "completions", self._fronts.completion)
+
+
+def _take_key(head: ClientHead) -> None:
+    """Anthropic's clients say their key as x-api-key."""
+    key = head.headers.get(b"x-api-key")
+    if key is not None:
+        head.headers.setdefault(b"authorization", b"Bearer " + key)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from antiphon_gateway.http import Header, Request
+from antiphon_gateway.client_request import ClientRequest
+from antiphon_gateway.http import Header
 
 _ORIGIN = re.compile(r"^[a-z][a-z0-9+.-]*://[^\s/?#,]+$")
 _MAX_AGE_S = 600
@@ -35,7 +36,7 @@ class CrossOrigin:
         self._all = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
-    def headers(self, request: Request) -> tuple[Header, ...]:
+    def headers(self, request: ClientRequest) -> tuple[Header, ...]:
         """For the answer to this request, whatever it is."""
         if self._all:
             return ((b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", _EXPOSED))
@@ -44,7 +45,7 @@ class CrossOrigin:
             return (_VARY,)
         return ((b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY)
 
-    async def answered(self, request: Request, methods: Iterable[str]) -> bool:
+    async def answered(self, request: ClientRequest, methods: Iterable[str]) -> bool:
         """Answer it if it is a preflight: a browser asks whether it may ask. `methods`: those that its path has."""
         if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:
             return False

@@ -20,13 +20,14 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from antiphon_gateway import errors
 from antiphon_gateway.auth import ApiKeys, cache_salt
 from antiphon_gateway.calls import Call, Starter
+from antiphon_gateway.client_request import ClientRequest
 from antiphon_gateway.dispatch import Dispatcher
 from antiphon_gateway.errors import ApiError
 from antiphon_gateway.explain import Trail
 from antiphon_gateway.explain_span import request_attributes
 from antiphon_gateway.explain_store import ExplainStore
 from antiphon_gateway.flight import Flight, StartAgain, Ticket
-from antiphon_gateway.http import ClientGone, Request
+from antiphon_gateway.http import ClientGone
 from antiphon_gateway.keep_alive import KeepAlive
 from antiphon_gateway.metrics import GatewayMetrics
 from antiphon_gateway.options import GatewayOptions
@@ -59,7 +60,7 @@ class Generation:
     ) -> None:
         self.draining = False
         """New ones are refused."""
-        self.flights: dict[Flight, Request] = {}
+        self.flights: dict[Flight, ClientRequest] = {}
         self.tracer = tracing.tracer("antiphon.gateway")
         self._options = options
         self._keys = keys
@@ -100,11 +101,11 @@ class Generation:
                 self._metrics.slow_client()
                 request.abort()
 
-    async def generate(self, request: Request, endpoint: str, start: Starter) -> None:
+    async def generate(self, request: ClientRequest, endpoint: str, start: Starter) -> None:
         """Count, trace and serve one generating request, whatever way it ends."""
         given = request.headers.get(b"traceparent")
         parent = _NO_PARENT if given is None else tracing.extract(given.decode("latin-1"))
-        span = self.tracer.start_span(f"POST {request.path}", context=parent, kind=SpanKind.SERVER)
+        span = self.tracer.start_span(request.operation, context=parent, kind=SpanKind.SERVER)
         self._in_flight += 1
         self._idle.clear()
         outcome = _Outcome()
@@ -135,7 +136,7 @@ class Generation:
             if not self._in_flight:
                 self._idle.set()
 
-    async def _serve(self, request: Request, start: Starter, span: Span, outcome: _Outcome) -> None:
+    async def _serve(self, request: ClientRequest, start: Starter, span: Span, outcome: _Outcome) -> None:
         if self.draining:
             raise errors.draining()
         tenant, most = self._keys.caller(request.header(b"authorization"))
@@ -161,7 +162,7 @@ class Generation:
                 log.info("request %s starts again: its workers are gone", ticket.request_id)
                 call.failures = again.failures
 
-    async def _fly(self, request: Request, call: Call, start: Starter, outcome: _Outcome) -> None:
+    async def _fly(self, request: ClientRequest, call: Call, start: Starter, outcome: _Outcome) -> None:
         """One start of the request, to its end. Raises StartAgain where nothing was sent and others can serve it."""
         started = await start(call)
         flight, span = started.flight, call.ticket.span

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from antiphon_gateway import errors
-from antiphon_gateway.error_forms import error_body
+from antiphon_gateway.error_forms import error_body, error_event
 
 if TYPE_CHECKING:
     from antiphon_gateway.protocol import Connection
@@ -116,6 +116,11 @@ class Request:
         self._head = b""
         """Of the answer, until its first bytes follow."""
         self._chunked = False
+
+    @property
+    def operation(self) -> str:
+        """What is asked for, as a trace says it."""
+        return f"{self.method} {self.path}"
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
@@ -276,6 +281,10 @@ class Request:
         if error.status in (408, 413):
             extra.append((b"connection", b"close"))
         await self.respond(error.status, error_body(error, self.path, self.request_id), JSON_TYPE, *extra)
+
+    def error_event(self, error: errors.ApiError) -> bytes:
+        """The last event of a stream that has begun and cannot go on."""
+        return error_event(error, self.path, self.request_id)
 
     def abort(self) -> None:
         """Drop the connection without a further word (a client that takes no data)."""

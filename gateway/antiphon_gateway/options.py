@@ -11,6 +11,7 @@ from antiphon_telemetry.options import option
 class GatewayOptions:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one")
+    grpc_port: int = option(0, "port for the same API over gRPC, on the same address; 0: none")
     reuse_port: bool = option(
         False, "share the port with other gateway processes that say the same; connections are spread"
     )

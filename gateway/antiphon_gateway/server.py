@@ -1,4 +1,4 @@
-"""The gateway process: socket, HTTP server, signals, and how it ends.
+"""The gateway process: sockets, HTTP server (and gRPC's, where it is asked for), signals, and how it ends.
 
     listening -> (SIGTERM, SIGINT) -> draining -> closed
 
@@ -20,6 +20,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -32,6 +33,9 @@ from antiphon_gateway.auth import ApiKeys, ApiKeysError
 from antiphon_gateway.cors import CorsOriginInvalid
 from antiphon_gateway.http_server import BACKLOG, HttpServer
 from antiphon_gateway.options import GatewayOptions
+
+if TYPE_CHECKING:
+    from antiphon_gateway.grpc_front.server import GrpcFront
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -114,8 +118,18 @@ async def serve(options: GatewayOptions, keys: ApiKeys) -> int:
     stop = _Signals()
     gateway.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    address = "{}:{}".format(*listener.getsockname()[:2])
+    host, port = listener.getsockname()[:2]
+    address = f"{host}:{port}"
+    front: GrpcFront | None = None
     try:
+        if options.grpc_port:
+            front = create_grpc_front(gateway)
+            try:
+                grpc_address = await front.start(host, options.grpc_port)
+            except OSError as error:
+                log.error("cannot listen for gRPC on %s port %d: %s", host, options.grpc_port, error)
+                return ExitCode.UNAVAILABLE
+            log.info("gateway listens for gRPC on %s", grpc_address)
         with stop.handled():
             log.info("gateway listens on http://%s", address)
             if options.ready_file:
@@ -126,9 +140,11 @@ async def serve(options: GatewayOptions, keys: ApiKeys) -> int:
             if not serving.done():
                 await _drain(gateway, options.drain_timeout_s, stop)
             server.stop()
-            await serving
+            await asyncio.gather(serving, *(() if front is None else (front.stop(),)))
     finally:
         serving.cancel()
+        if front is not None:
+            await front.stop()
         await gateway.close()
         listener.close()
     return ExitCode.OK
@@ -174,6 +190,13 @@ class _Signals:
 def create_server(gateway: Gateway) -> HttpServer:
     """The HTTP server of a gateway. It ends when `stop` is called."""
     return HttpServer(gateway.handle, last_words_s=_LAST_WORDS_S)
+
+
+def create_grpc_front(gateway: Gateway) -> GrpcFront:
+    """The gRPC server of a gateway; imported here, as most gateways have none."""
+    from antiphon_gateway.grpc_front.server import GrpcFront
+
+    return GrpcFront(gateway, last_words_s=_LAST_WORDS_S)
 
 
 def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway.answers import Renderer, TellsFailure
-from antiphon_gateway.error_forms import error_event
+from antiphon_gateway.client_request import ClientRequest
 from antiphon_gateway.errors import ApiError
 from antiphon_gateway.flight import Choice, Flight
-from antiphon_gateway.http import EVENT_STREAM_HEADERS, JSON_TYPE, ClientGone, Request
+from antiphon_gateway.http import EVENT_STREAM_HEADERS, JSON_TYPE, ClientGone
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -29,7 +29,7 @@ log = logging.getLogger("antiphon.gateway")
 class Presence:
     """Whether the client is there, from when its body has been read. Owned by the handler."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ClientRequest) -> None:
         self.request = request
         self._flight: Flight | None = None
         self._left: asyncio.Future[None] | None = None
@@ -59,7 +59,7 @@ class Presence:
             self._flight.client_gone()
 
 
-async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> ApiError | None:
+async def send_stream(request: ClientRequest, flight: Flight, renderer: Renderer) -> ApiError | None:
     """Stream the answer to its end; the error that ended it early, which the client was told.
 
     Raises ApiError if it failed before anything was told, and ClientGone.
@@ -81,9 +81,7 @@ async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> A
                     request.start(200, EVENT_STREAM_HEADERS)
             if failure is not None:
                 events.append(
-                    renderer.failed(failure)
-                    if isinstance(renderer, TellsFailure)
-                    else error_event(failure, request.path, request.request_id)
+                    renderer.failed(failure) if isinstance(renderer, TellsFailure) else request.error_event(failure)
                 )
             elif ended:
                 events.append(renderer.end(flight))
@@ -99,7 +97,7 @@ async def send_stream(request: Request, flight: Flight, renderer: Renderer) -> A
         flight.direct = None
 
 
-def _sender(request: Request, renderer: Renderer) -> Callable[[Choice, pb.RequestStep], bool]:
+def _sender(request: ClientRequest, renderer: Renderer) -> Callable[[Choice, pb.RequestStep], bool]:
     """What sends steps of a stream that has begun, as they come."""
 
     def send(choice: Choice, step: pb.RequestStep) -> bool:
@@ -118,7 +116,7 @@ def _sender(request: Request, renderer: Renderer) -> Callable[[Choice, pb.Reques
     return send
 
 
-async def send_whole(request: Request, flight: Flight, renderer: Renderer) -> None:
+async def send_whole(request: ClientRequest, flight: Flight, renderer: Renderer) -> None:
     """Send the answer when it is complete. Raises ApiError and ClientGone, having sent nothing."""
     while flight.open_choices and flight.failure is None:
         await flight.wait()

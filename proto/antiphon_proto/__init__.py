@@ -1,1 +1,2 @@
-"""What processes say to each other: `worker.proto` and the code generated from it (`make proto`); nothing else."""
+"""What processes say to each other (`worker.proto`) and services to a gateway (`inference.proto`), with the code generated
+from both (`make proto`)."""

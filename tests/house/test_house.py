@@ -56,10 +56,11 @@ def test_no_torch_where_no_model_runs(code: str) -> None:
 
 def test_generated_protobuf_code_is_current(tmp_path: Path) -> None:
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
-    done = run(sys.executable, "-m", "grpc_tools.protoc", "-I", "proto", *outputs, "proto/antiphon_proto/worker.proto")
+    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proto" / "antiphon_proto").glob("*.proto"))
+    done = run(sys.executable, "-m", "grpc_tools.protoc", "-I", "proto", *outputs, *sources)
     assert done.returncode == 0, done.stderr
     generated = sorted((tmp_path / "antiphon_proto").iterdir())
-    assert len(generated) == 4
+    assert len(generated) == 4 * len(sources) == 8
     for file in generated:
         assert file.read_text() == (ROOT / "proto" / "antiphon_proto" / file.name).read_text(), (
             f"run `make proto`: {file}"
