@@ -126,7 +126,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         CHAT,
         "Given to the chat template; named in x-antiphon-ignored where the template has no word for it.",
     ),
-    _refused("thinking_token_budget", CHAT, "Reasoning has no budget of its own; bound the answer with max_tokens."),
+    _refused("thinking_token_budget", BOTH, "Reasoning has no budget of its own; bound the answer with max_tokens."),
     # The prompt's making.
     _honoured("chat_template_kwargs", CHAT, "Variables for the model's chat template."),
     _honoured("add_generation_prompt", CHAT, "False: the prompt ends with the last message."),
@@ -200,6 +200,21 @@ PARAMETERS: tuple[Parameter, ...] = (
     _without_effect("prompt_cache_retention", BOTH, "What is used stays; there is no other retention."),
     _without_effect("metadata", CHAT, "It belongs to stored completions, and none is stored."),
     _without_effect("request_id", BOTH, "Send the header x-request-id, which is echoed."),
+    # What others have added since.
+    _refused("moderation", CHAT, "Nothing is moderated here; ask a service that does."),
+    _refused("repetition_detection", BOTH, "Repetition does not end an answer; use repetition_penalty."),
+    _refused("logprob_token_ids", BOTH, "Log-probabilities are told of the most likely tokens, not of chosen ones."),
+    _refused("watermarking", BOTH, "Answers carry no watermark.", False),
+    _refused("return_prompt_text", CHAT, "Answers do not repeat the prompt; see /tokenize.", False),
+    _refused("return_weight_versions", BOTH, "Weights do not change under an answer; a revision is a model.", False),
+    _refused("routed_experts_prompt_start", BOTH, "Which experts were chosen is not told.", 0),
+    _refused("ec_transfer_params", BOTH, "The platform itself decides where a prompt is computed."),
+    _without_effect("prompt_cache_options", CHAT, "The cache is found by the prompt itself; what is used stays."),
+    _without_effect("session_id", BOTH, "A conversation is known by its prompt."),
+    _without_effect("stream_interval", BOTH, "Chunks come as tokens do; how an answer is cut does not change it."),
+    _without_effect("return_token_offsets", BOTH, "It is for vLLM's render endpoints; see /tokenize."),
+    _without_effect("mm_payload", BOTH, "It is for vLLM's render endpoints."),
+    _without_effect("return_mm_kwargs", BOTH, "It is for vLLM's render endpoints."),
 )
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import reference_tables
+from tests.support import other_servers, reference_tables
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -99,6 +99,10 @@ def test_every_package_is_installed_typed_and_checked() -> None:
 @pytest.mark.parametrize("page", reference_tables.PAGES, ids=lambda page: page.path.name)
 def test_the_documented_options_and_metrics_are_the_codes(page: reference_tables.Page) -> None:
     assert page.written() == page.tables(), "run `make docs`"
+
+
+def test_every_parameter_of_openai_and_vllm_is_in_the_table() -> None:
+    assert other_servers.unlisted() == set(), "each needs a row in antiphon_gateway.parameters"
 
 
 def test_the_command_is_installed() -> None:
