@@ -14,6 +14,7 @@ from antiphon_gateway.flight import Choice, Flight, Target
 from antiphon_gateway.logprobs import ChatLogprobs
 from antiphon_gateway.models import Prompt
 from antiphon_gateway.parameters import unknown_fields
+from antiphon_gateway.rare_sampling import complete_rare
 from antiphon_gateway.sampling import make_sampling
 from antiphon_gateway.schema import ChatBody
 from antiphon_gateway.templating import ChatTemplate, TemplateInvalid
@@ -158,7 +159,10 @@ def sampling_for(body: ChatBody, target: Target, prompt: Prompt) -> pb.Sampling:
             limit=target.max_context_tokens, prompt_tokens=prompt_tokens, max_tokens=max_tokens, param="messages"
         )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return make_sampling(body, vocab_size=target.model.vocab_size, max_tokens=max_tokens, logprobs=logprobs)
+    sampling = make_sampling(body, vocab_size=target.model.vocab_size, max_tokens=max_tokens, logprobs=logprobs)
+    if body.wide:
+        complete_rare(sampling, body, target.model, [prompt])
+    return sampling
 
 
 class ChatRenderer(ChatAnswer):

@@ -1,7 +1,7 @@
 """POST /v1/completions: from prompts to a flight, and from steps to the answer.
 
-A list of prompts makes one choice per prompt and per `n`, in order. With `max_tokens` 0 there is nothing to compute,
-so no worker is asked.
+A list of prompts makes one choice per prompt and per `n`, in order. With `max_tokens` 0 there is nothing to compute but
+log-probabilities of the prompt; where none are wanted, no worker is asked.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from antiphon_proto import worker_pb2 as pb
 from antiphon_gateway import errors
 from antiphon_gateway.answers import FINISH_REASONS, FINISH_REASONS_JSON, Frame, UsageBody, usage
 from antiphon_gateway.flight import Choice, Flight, Target
-from antiphon_gateway.logprobs import CompletionLogprobs, completion_logprobs
+from antiphon_gateway.logprobs import CompletionLogprobs, completion_logprobs, with_prompt
 from antiphon_gateway.models import Model, Prompt
+from antiphon_gateway.rare_sampling import complete_rare, want_prompt_logprobs
 from antiphon_gateway.sampling import make_sampling
 from antiphon_gateway.schema import MAX_CHOICES_IN_ALL, CompletionBody, packed_ids, prompts
 from antiphon_gateway.tokenization import IDS_PER_CHARACTER, TextWorkers
@@ -109,7 +110,12 @@ def sampling_for(body: CompletionBody, target: Target, given: Sequence[Prompt]) 
         raise errors.context_too_long(
             limit=target.max_context_tokens, prompt_tokens=longest, max_tokens=max_tokens, param="prompt"
         )
-    return make_sampling(body, vocab_size=target.model.vocab_size, max_tokens=max_tokens, logprobs=body.logprobs)
+    sampling = make_sampling(body, vocab_size=target.model.vocab_size, max_tokens=max_tokens, logprobs=body.logprobs)
+    if body.wide:
+        complete_rare(sampling, body, target.model, given)
+    if body.echo and body.logprobs is not None:
+        want_prompt_logprobs(sampling, body.logprobs, given, "logprobs")
+    return sampling
 
 
 @dataclass(slots=True)
@@ -151,6 +157,8 @@ class CompletionRenderer:
             if not streamed.begun:
                 text = choice.prompt.text + text
                 streamed.begun = True
+                if self._top is not None:
+                    return self._chunk(choice, step, text, msgspec.json.encode(self._first(choice, step, streamed)))
         if not (text or step.logprobs or step.finish):
             return b""
         logprobs = b"null"
@@ -160,6 +168,23 @@ class CompletionRenderer:
                 self._model.codec, step.logprobs, self._top, streamed.offset, as_ids=self._as_ids
             )
             logprobs = msgspec.json.encode(told)
+        return self._chunk(choice, step, text, logprobs)
+
+    def _first(self, choice: Choice, step: pb.RequestStep, streamed: _Streamed) -> CompletionLogprobs | None:
+        """Those of the first chunk of an answer behind its prompt. They were computed for the prompt's first choice."""
+        told, streamed.offset = self._behind_prompt(choice, choice.prompt_logprobs, step.logprobs)
+        return told
+
+    def _behind_prompt(
+        self, choice: Choice, scores: Sequence[pb.TokenLogprob] | None, answer: Sequence[pb.TokenLogprob]
+    ) -> tuple[CompletionLogprobs | None, int]:
+        codec, top, offset = self._model.codec, self._top or 0, len(choice.prompt.text)
+        told, end = completion_logprobs(codec, answer, top, offset, as_ids=self._as_ids)
+        if scores is None:
+            return (told if answer else None), end
+        return with_prompt(codec, choice.prompt, scores, told, top, as_ids=self._as_ids), end
+
+    def _chunk(self, choice: Choice, step: pb.RequestStep, text: str, logprobs: bytes) -> bytes:
         return self._frame.chunk(
             b'{"text":%b,"index":%d,"logprobs":%b,"finish_reason":%b}'
             % (msgspec.json.encode(text), choice.index, logprobs, FINISH_REASONS_JSON[step.finish])
@@ -176,7 +201,9 @@ class CompletionRenderer:
         for choice in flight.choices:
             text = (choice.prompt.text if self._echo else "") + "".join(choice.texts)
             logprobs = None
-            if self._top is not None:
+            if self._top is not None and self._echo:
+                logprobs, _ = self._behind_prompt(choice, flight.scores_of(choice), choice.logprobs)
+            elif self._top is not None:
                 logprobs, _ = completion_logprobs(self._model.codec, choice.logprobs, self._top, 0, as_ids=self._as_ids)
             choices.append(_WholeChoice(text, choice.index, logprobs, FINISH_REASONS[choice.finish]))
         return msgspec.json.encode(

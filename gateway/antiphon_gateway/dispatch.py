@@ -345,6 +345,9 @@ class Dispatcher:
             # On any other worker it would end the same way.
             choice.fail(errors.grammar_failed(why))
             return
+        if why.startswith(errors.NOTHING_LEFT):
+            choice.fail(errors.nothing_left(why))
+            return
         choice.failures += 1
         choice.why_failed = why
         if attachment is not None:
@@ -588,6 +591,8 @@ class Dispatcher:
             submit.output_token_ids.extend(choice.output)
             if choice.held_logprobs:
                 submit.held_logprobs.extend(choice.held_logprobs)
+        if choice.prompt_logprobs is not None:
+            choice.score_again(submit.sampling)
         if decision.prefill is not None:
             for name in (decision.prefill, *decision.prefill_fallbacks):
                 if (peer := self._fleet.peer(name)) is not None:

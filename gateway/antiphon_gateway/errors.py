@@ -139,6 +139,15 @@ def grammar_failed(detail: str) -> ApiError:
     return invalid(f"{detail}. Use a simpler grammar or schema.", code="grammar_too_complex")
 
 
+NOTHING_LEFT = "no token may be sampled"
+"""How a worker's message begins where what a request allows and forbids leaves nothing."""
+
+
+def nothing_left(detail: str) -> ApiError:
+    """400: it would end the same way on any worker."""
+    return invalid(f"{detail}. Allow more, or forbid less.", code="nothing_left_to_sample")
+
+
 def queue_full(limit: int, *, retry_after_s: int = 1) -> ApiError:
     return ApiError(
         429,

@@ -97,6 +97,7 @@ class Choice:
         "order",
         "output",
         "prompt",
+        "prompt_logprobs",
         "sampling",
         "steps",
         "stop_reason",
@@ -145,6 +146,12 @@ class Choice:
         """Monotonic."""
         self._chain: tuple[int, tuple[BlockHash, ...]] = (0, prompt.chain)
         """With the number of output ids that are in it."""
+        self.prompt_logprobs: list[pb.TokenLogprob] | None = None
+        """Of the prompt's tokens from the second on, those that came; None: none are wanted."""
+        if sampling.HasField("prompt_logprobs"):
+            self.prompt_logprobs = []
+            # All of it is computed, wherever that is: no worker's blocks count.
+            self._chain = (0, ())
         self.continued = False
         """The attempt goes on with another one's output."""
         self.cached_tokens = 0
@@ -179,6 +186,10 @@ class Choice:
     def put(self, step: pb.RequestStep) -> bool:
         """Keep a step for the handler. False: the buffer is full, and the choice has failed."""
         flight, finish = self.flight, step.finish
+        if self.prompt_logprobs is not None and step.prompt_logprobs:
+            self.prompt_logprobs.extend(step.prompt_logprobs)
+            if not (step.token_ids or finish):
+                return True
         if flight.sent_whole:
             self.texts.append(step.text)
             self.logprobs.extend(step.logprobs)
@@ -203,6 +214,14 @@ class Choice:
             if not flight.open_choices:
                 flight.wake()
         return True
+
+    def score_again(self, sampling: pb.Sampling) -> None:
+        """It is submitted, not for the first time perhaps. What came of its prompt counts where it is all of it."""
+        if self.prompt_logprobs:
+            if len(self.prompt_logprobs) == len(self.prompt.token_ids) - 1:
+                sampling.ClearField("prompt_logprobs")
+            else:
+                self.prompt_logprobs.clear()
 
     def take(self) -> list[pb.RequestStep]:
         """The steps that came since the last call."""
@@ -294,6 +313,11 @@ class Flight:
         groups = (self.choices[start : start + size] for start in range(0, len(self.choices), size))
         return sum(min(choice.cached_tokens for choice in group) for group in groups)
 
+    def scores_of(self, choice: Choice) -> Sequence[pb.TokenLogprob]:
+        """Of the choice's prompt, which were computed once for all its choices."""
+        first = self.choices[choice.index - choice.index % self._choices_per_prompt]
+        return choice.prompt_logprobs or first.prompt_logprobs or ()
+
     @property
     def untouched(self) -> bool:
         """Nothing has come for any choice."""
@@ -337,4 +361,7 @@ def _for_choice(sampling: pb.Sampling, index: int) -> pb.Sampling:
     own = pb.Sampling()
     own.CopyFrom(sampling)
     own.choice = index
+    if own.max_tokens:
+        # The first one has them, and this one may use its blocks.
+        own.ClearField("prompt_logprobs")
     return own

@@ -22,6 +22,7 @@ from antiphon_gateway import (
 )
 from antiphon_gateway.answers import Renderer
 from antiphon_gateway.answers_rare import with_more
+from antiphon_gateway.answers_scored import with_scores
 from antiphon_gateway.auth import own_salt
 from antiphon_gateway.calls import Call, ChatPlan, Started
 from antiphon_gateway.chat_parsed import ParsedChatRenderer
@@ -80,6 +81,7 @@ class Fronts:
         else:
             renderer = ParsedChatRenderer(answer_id, body, target, plan.parsing)
         renderer = with_more(renderer, body, ids_may_be_told=plan.parsing is None or plan.parsing.leaves_nothing_out)
+        renderer = with_scores(renderer, body, target.model.codec)
         flight = self._flight(call, target, [plan.prompt], plan.sampling, body, "chat")
         flight.enough = plan.enough
         return Started(flight, renderer, call.stream)
@@ -152,8 +154,8 @@ class Fronts:
         if grammar is not None:
             sampling.grammar.CopyFrom(grammar)
         flight = self._flight(call, target, prompts, sampling, body, "completions")
-        renderer = completions.CompletionRenderer(f"cmpl-{call.ticket.request_id}", body, target)
-        return Started(flight, with_more(renderer, body), call.stream)
+        renderer = with_more(completions.CompletionRenderer(f"cmpl-{call.ticket.request_id}", body, target), body)
+        return Started(flight, with_scores(renderer, body, target.model.codec), call.stream)
 
     async def _grammar(self, body: schema.CommonBody, target: Target) -> pb.Grammar | None:
         """What the answer has to keep to; it compiles. Raises ApiError (400)."""

@@ -173,7 +173,8 @@ class Generation:
         if call.ignored and call.starts == 1:
             request.standing_headers += (ignored_header(call.ignored),)
         self.flights[flight] = request
-        generates = flight.choices[0].sampling.max_tokens > 0
+        first = flight.choices[0]
+        generates = first.sampling.max_tokens > 0 or first.prompt_logprobs is not None
         try:
             if generates:
                 if call.starts == 1:

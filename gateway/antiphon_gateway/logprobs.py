@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from antiphon_proto import worker_pb2 as pb
 
+from antiphon_gateway.models import Prompt
 from antiphon_gateway.tokenization import TokenCodec
 
 LOWEST = -9999.0
@@ -36,8 +37,9 @@ class ChatLogprobs(msgspec.Struct):
 
 class CompletionLogprobs(msgspec.Struct):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None: of a prompt's first token."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -84,6 +86,29 @@ def completion_logprobs(
         lists.text_offset.append(offset)
         offset += len(text)
     return lists, offset
+
+
+def with_prompt(
+    codec: TokenCodec,
+    prompt: Prompt,
+    scores: Sequence[pb.TokenLogprob],
+    answer: CompletionLogprobs,
+    top: int,
+    *,
+    as_ids: bool = False,
+) -> CompletionLogprobs:
+    """The prompt's tokens before the answer's. `scores`: of those from the second on. Special tokens may have no place
+    in the text that is echoed, so no offset goes beyond it."""
+    rest, _ = completion_logprobs(codec, scores, top, 0, as_ids=as_ids)
+    first = codec.token(prompt.token_ids[0]).text
+    shift, end = len(first), len(prompt.text)
+    offsets = [0, *(min(offset + shift, end) for offset in rest.text_offset)]
+    return CompletionLogprobs(
+        [_id_name(prompt.token_ids[0]) if as_ids else first, *rest.tokens, *answer.tokens],
+        [None, *rest.token_logprobs, *answer.token_logprobs],
+        [None, *rest.top_logprobs, *answer.top_logprobs],
+        [*offsets, *answer.text_offset],
+    )
 
 
 def finite(logprob: float) -> float:

@@ -79,7 +79,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _honoured("messages", CHAT, "Text; parts of type text and refusal are joined, other parts are refused."),
     _honoured("prompt", COMPLETIONS, "A text, a list of texts, a list of token ids, or a list of such lists."),
     _honoured("n", BOTH, "1 to 16; the choices share the prompt's blocks."),
-    _honoured("echo", COMPLETIONS, "The prompt's text comes before the answer; not together with logprobs."),
+    _honoured("echo", COMPLETIONS, "The prompt's text comes before the answer; so do its logprobs."),
     # How it is answered.
     _honoured("stream", BOTH, "Server-sent events."),
     _honoured(
@@ -105,6 +105,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     _honoured("ignore_eos", BOTH, "The answer goes on to max_tokens."),
     _honoured("min_tokens", BOTH, "No end before so many tokens."),
     _honoured("skip_special_tokens", BOTH, "False: special tokens stay in the text."),
+    _rare("allowed_token_ids", BOTH, list[int], "1 to 16384 ids: nothing else is sampled, no end token either."),
+    _rare("bad_words", BOTH, list[str], "Up to 128 texts of up to 64 characters, whose tokens are never completed."),
     # What the answer has to be.
     _honoured("response_format", BOTH, "text, json_object or json_schema."),
     _honoured("structured_outputs", BOTH, "json, regex, choice, grammar or json_object."),
@@ -165,15 +167,13 @@ PARAMETERS: tuple[Parameter, ...] = (
     _refused("use_beam_search", BOTH, "There is no beam search; ask for n choices.", False),
     _refused("length_penalty", BOTH, "It has a meaning in beam search only, which there is not.", 1),
     _refused("early_stopping", BOTH, "It has a meaning in beam search only, which there is not.", False),
-    _refused("allowed_token_ids", BOTH, "Use structured_outputs, or logit_bias."),
-    _refused("bad_words", BOTH, "Use logit_bias for single tokens.", []),
     _refused("logits_processors", BOTH, "Requests cannot bring code.", []),
     _refused("vllm_xargs", BOTH, "There are no extensions that take them.", {}),
     _refused("max_repetition_pattern_size", BOTH, "Repetition does not end an answer; use repetition_penalty.", 0),
     _refused("min_repetition_pattern_size", BOTH, "Repetition does not end an answer; use repetition_penalty.", 0),
     _refused("repetition_min_count", BOTH, "Repetition does not end an answer; use repetition_penalty.", 0),
     # Other forms of the answer.
-    _refused("prompt_logprobs", BOTH, "Log-probabilities are of the answer's tokens only; use logprobs."),
+    _rare("prompt_logprobs", BOTH, int, "0 to 20: of the prompt's tokens, with so many alternatives each."),
     _refused("detokenize", BOTH, "Answers always are text; return_token_ids tells the ids beside it.", True),
     _rare(
         "spaces_between_special_tokens",

@@ -30,6 +30,9 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_CACHE_SALT_CHARACTERS = 1024
+MAX_ALLOWED_TOKEN_IDS = 16_384
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 64
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,6 +99,9 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_tokens_as_token_ids: ClassVar[bool | None] = None
     spaces_between_special_tokens: ClassVar[bool | None] = None
     cache_salt: ClassVar[str | None] = None
+    allowed_token_ids: ClassVar[list[int] | None] = None
+    bad_words: ClassVar[list[str] | None] = None
+    prompt_logprobs: ClassVar[int | None] = None
 
 
 class ChatBody(CommonBody, kw_only=True):
@@ -220,6 +226,17 @@ def _check_rare_ranges(body: CommonBody) -> None:
         raise invalid("truncation_side must be left or right.", param="truncation_side")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_CHARACTERS:
         raise invalid(f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARACTERS} characters.", param="cache_salt")
+    _within(body.prompt_logprobs, 0, MAX_TOP_LOGPROBS, "prompt_logprobs")
+    if body.allowed_token_ids is not None and not 1 <= len(body.allowed_token_ids) <= MAX_ALLOWED_TOKEN_IDS:
+        raise invalid(f"allowed_token_ids must have 1 to {MAX_ALLOWED_TOKEN_IDS} ids.", param="allowed_token_ids")
+    words = body.bad_words or ()
+    if len(words) > MAX_BAD_WORDS:
+        raise invalid(f"bad_words may have {MAX_BAD_WORDS} texts, not {len(words)}.", param="bad_words")
+    if any(not word.strip() or len(word) > MAX_BAD_WORD_CHARACTERS for word in words):
+        raise invalid(
+            f"A text of bad_words must have 1 to {MAX_BAD_WORD_CHARACTERS} characters, not all of them spaces.",
+            param="bad_words",
+        )
 
 
 def check_chat(body: ChatBody) -> None:
@@ -248,12 +265,6 @@ def check_completion(body: CompletionBody) -> None:
         raise invalid("best_of is not supported unless it equals n.", param="best_of", code="unsupported_parameter")
     if body.suffix:
         raise invalid("suffix is not supported.", param="suffix", code="unsupported_parameter")
-    if body.echo and body.logprobs is not None:
-        raise invalid(
-            "Log-probabilities of the prompt are not supported: use echo without logprobs, or logprobs without echo.",
-            param="logprobs",
-            code="unsupported_parameter",
-        )
 
 
 def stop_strings(body: CommonBody) -> list[str]:

@@ -128,7 +128,6 @@ async def test_chat_parameters_that_cannot_be_honoured_are_named(
         ({"prompt": {"text": "x"}}, "prompt"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": -1}, "max_tokens"),
     ],

@@ -234,6 +234,12 @@ def answer_bytes(submit: pb.Submit) -> bytes:
 async def generate(worker: FakeWorker, connection: Connection, submit: pb.Submit) -> None:
     """Accept and answer to the end."""
     connection.accept(submit.ref)
+    if submit.sampling.HasField("prompt_logprobs"):
+        connection.step(submit.ref, prompt_logprobs=prompt_scores(submit))
+        if not submit.sampling.max_tokens:
+            usage = pb.Usage(prompt_tokens=len(submit.prompt_token_ids))
+            connection.step(submit.ref, finish=pb.FINISH_LENGTH, usage=usage)
+            return
     await tokens(connection, submit, answer_bytes(submit))
 
 
@@ -270,6 +276,21 @@ async def tokens(
             submit.ref, token_ids=[alphabet[byte]], text=text, logprobs=logprobs, finish=reason, usage=usage
         )
         await asyncio.sleep(0)
+
+
+def prompt_scores(submit: pb.Submit) -> list[pb.TokenLogprob]:
+    """Of the prompt's tokens from the second on: minus their place, over 8."""
+    top = submit.sampling.prompt_logprobs
+    return [
+        pb.TokenLogprob(
+            token_id=token_id,
+            logprob=-place / 8,
+            top_ids=[(token_id + step) % 256 for step in range(1, top + 1)],
+            top_logprobs=[-0.125 * step for step in range(1, top + 1)],
+            rank=top + place,
+        )
+        for place, token_id in enumerate(submit.prompt_token_ids[1:], start=1)
+    ]
 
 
 def _logprob(token_id: int, top: int) -> pb.TokenLogprob:
