@@ -25,11 +25,17 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    """Where the model is known to reason."""
 
 
 class Renderer(Protocol):
@@ -45,7 +51,8 @@ class Renderer(Protocol):
         """An answer that is sent whole, from what its choices collected."""
 
 
-def usage(flight: Flight) -> UsageBody:
+def usage(flight: Flight, reasoning_tokens: int | None = None) -> UsageBody:
+    """`reasoning_tokens`: of all choices; None: they are not told apart."""
     prompt_tokens = flight.prompt_tokens
     completion_tokens = flight.completion_tokens
     return UsageBody(
@@ -53,6 +60,9 @@ def usage(flight: Flight) -> UsageBody:
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(min(prompt_tokens, flight.cached_tokens)),
+        completion_tokens_details=(
+            msgspec.UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+        ),
     )
 
 
@@ -76,8 +86,8 @@ class Frame:
     def chunk(self, choice: bytes) -> bytes:
         return self._head + choice + self._tail
 
-    def last(self, flight: Flight) -> bytes:
-        """The usage chunk, where it was asked for, and the end."""
+    def last(self, flight: Flight, reasoning_tokens: int | None = None) -> bytes:
+        """The usage chunk, where it was asked for, and the end. `reasoning_tokens`: as `usage` takes them."""
         if not self.include_usage:
             return DONE
-        return self._head + b'],"usage":' + msgspec.json.encode(usage(flight)) + b"}\n\n" + DONE
+        return self._head + b'],"usage":' + msgspec.json.encode(usage(flight, reasoning_tokens)) + b"}\n\n" + DONE

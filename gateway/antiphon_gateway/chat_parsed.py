@@ -118,8 +118,21 @@ class ParsedChatRenderer(ChatAnswer):
             logprobs = self._content(choice.logprobs) if self._logprobs else None
             choices.append(_WholeChoice(choice.index, message, logprobs, self._finish(choice.finish, parser)))
         return msgspec.json.encode(
-            Whole(self._id, "chat.completion", self._created, self._name, choices, usage(flight))
+            Whole(
+                self._id,
+                "chat.completion",
+                self._created,
+                self._name,
+                choices,
+                usage(flight, self._reasoning_tokens(flight)),
+            )
         )
+
+    def end(self, flight: Flight) -> bytes:
+        return self._frame.last(flight, self._reasoning_tokens(flight) if self._include_usage else None)
+
+    def _reasoning_tokens(self, flight: Flight) -> int | None:
+        return self._parsing.reasoning_tokens(flight.model, [choice.output for choice in flight.choices])
 
     # -- parts
 

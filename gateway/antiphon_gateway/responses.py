@@ -36,8 +36,7 @@ class _InputTokensDetails(msgspec.Struct):
 
 
 class _OutputTokensDetails(msgspec.Struct):
-    reasoning_tokens: int = 0
-    """Not counted apart: workers tell tokens, and reasoning is told by its text."""
+    reasoning_tokens: int
 
 
 class _Usage(msgspec.Struct):
@@ -205,6 +204,7 @@ class ResponseRenderer:
     def __init__(self, exchange: Exchange, parsing: Parsing | None) -> None:
         """`parsing` None: answers are text and nothing else."""
         self._exchange = exchange
+        self._parsing = parsing
         self._response = exchange.response
         self._parser = (
             AnswerParser(None, None, one_call=False, with_reasoning=True) if parsing is None else parsing.parser()
@@ -256,6 +256,12 @@ class ResponseRenderer:
             out += self._output.close("incomplete" if finish == pb.FINISH_LENGTH else "completed")
         return out
 
+    def _reasoning_tokens(self, flight: Flight) -> int:
+        """0 also of a model that is not known to reason."""
+        if self._parsing is None:
+            return 0
+        return self._parsing.reasoning_tokens(flight.model, [flight.choices[0].output]) or 0
+
     def _finished(self, flight: Flight) -> bytes:
         """The answer as JSON; it is kept."""
         response = self._response
@@ -269,7 +275,7 @@ class ResponseRenderer:
             prompt_tokens,
             _InputTokensDetails(min(prompt_tokens, flight.cached_tokens)),
             completion_tokens,
-            _OutputTokensDetails(),
+            _OutputTokensDetails(self._reasoning_tokens(flight)),
             prompt_tokens + completion_tokens,
         )
         page = msgspec.json.encode(response)

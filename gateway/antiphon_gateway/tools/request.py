@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from antiphon_gateway.models import Model, Prompt
 from antiphon_gateway.schema import ChatBody
 from antiphon_gateway.tools.answer import AnswerParser
 from antiphon_gateway.tools.dialect import Dialect, Dialects
+from antiphon_gateway.tools.reasoning_tokens import count_reasoning
 from antiphon_gateway.tools.steps import is_name
 
 
@@ -50,6 +51,13 @@ class Parsing:
             return parser.over
 
         return has_its_call
+
+    def reasoning_tokens(self, model: Model, outputs: Iterable[Sequence[int]]) -> int | None:
+        """How many tokens of these choices were reasoning; None: the model is not known to reason."""
+        marks = self.dialect.reasoning_marks
+        if marks is None:
+            return None
+        return sum(count_reasoning(model, ids, marks, inside=self.begins_in_reasoning) for ids in outputs)
 
     @property
     def leaves_nothing_out(self) -> bool:
