@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc.aio
+from antiphon_engine.timed import timed_logprob
 from antiphon_proto import worker_pb2 as wire
 from antiphon_proto.worker_pb2_grpc import WorkerStub
 
@@ -212,6 +213,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[wire.TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[wire.TokenLogprob] = field(default_factory=list)
     finish: int = wire.Finish.FINISH_NONE
     error: str = ""
     stop_reason: str = ""
@@ -224,6 +226,8 @@ class Answer:
         self.token_ids.extend(step.token_ids)
         self.text += step.text
         self.logprobs.extend(step.logprobs)
+        assert not (step.prompt_logprobs and self.token_ids), "told behind the first token"
+        self.prompt_logprobs.extend(step.prompt_logprobs)
         if step.HasField("usage"):
             self.usage = step.usage
             self.first_usage = self.first_usage or step.usage
@@ -421,6 +425,13 @@ async def eventually(condition: Callable[[], bool], deadline_s: float = 10.0) ->
 async def within(deadline_s: float, awaitable: Awaitable[Any]) -> Any:
     async with asyncio.timeout(deadline_s):
         return await awaitable
+
+
+def assert_scores_of(prompt: Sequence[int], told: Sequence[wire.TokenLogprob]) -> None:
+    """A timed worker's, of each token but the first one once."""
+    assert [(one.token_id, one.logprob) for one in told] == [
+        (token, timed_logprob(token, place)) for place, token in enumerate(prompt[1:], start=1)
+    ]
 
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:

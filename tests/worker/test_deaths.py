@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 from antiphon_proto import worker_pb2 as wire
 
-from tests.support.workers import Answer, AttachClient, WorkerProcess, Workers, prompt_of, within
+from tests.support.workers import (
+    Answer,
+    AttachClient,
+    WorkerProcess,
+    Workers,
+    assert_scores_of,
+    prompt_of,
+    within,
+)
 
 SMALL_BLOCKS = ("--block-tokens", "16", "--max-batch-tokens", "64")
 DECODE = ("--role", "decode", *SMALL_BLOCKS)
@@ -55,6 +63,26 @@ async def test_a_killed_prefill_worker_is_replaced_by_the_next(workers):
     assert answer.usage.prefill_worker_id in (second.worker_id, "")
     assert answer.usage.completion_tokens == 10
     assert answer.usage.prompt_tokens == LONG
+    await decode.until_idle()
+    await second.until_idle()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_prompts_log_probabilities_are_told_once_where_a_prefill_worker_dies(workers, others):
+    prompt = prompt_of(LONG)
+    first, second, decode = await workers.start_all(SLOW_PREFILL, PREFILL, DECODE)
+    async with AttachClient(decode) as client:
+        await client.wire_up(first, second)
+        submit = client.submission(prompt, prefill=[first, second][: 1 + others], max_tokens=4, prompt_logprobs=1)
+        await client.submit(submit)
+        answer = Answer()
+        async for step in client.steps(submit):
+            if len(answer.steps) == 2:
+                assert answer.prompt_logprobs
+                await first.kill()
+            answer.take(step)
+    assert_scores_of(prompt, answer.prompt_logprobs)
+    assert len(answer.token_ids) == 4
     await decode.until_idle()
     await second.until_idle()
 

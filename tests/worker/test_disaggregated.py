@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from antiphon_proto import worker_pb2 as wire
 
-from tests.support.workers import Answer, AttachClient, WorkerProcess, Workers, prompt_of
+from tests.support.workers import Answer, AttachClient, WorkerProcess, Workers, assert_scores_of, prompt_of
 
 BLOCK_TOKENS = 16
 CHUNK_TOKENS = 64
@@ -112,6 +112,51 @@ async def test_tokens_equal_those_of_one_worker_alone(cluster, length):
         assert decode.remote_prefills == 1
         assert prefill.computed_tokens == length
         assert decode.computed_tokens < 20 + BLOCK_TOKENS
+    await cluster.all_idle()
+
+
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 65, 400])
+@pytest.mark.parametrize("max_tokens", [0, 3])
+async def test_a_prompts_log_probabilities_are_told_whatever_is_cached(cluster, length, max_tokens):
+    """Cold, with all of it cached on both workers, and by one worker alone."""
+    prompt = prompt_of(length)
+    for _ in range(2):
+        remote, alone = await cluster.both_ways(prompt, max_tokens=max_tokens, prompt_logprobs=2)
+        for answer in (remote, alone):
+            assert_scores_of(prompt, answer.prompt_logprobs)
+            assert all(len(one.top_ids) == 2 and one.rank for one in answer.prompt_logprobs)
+            assert answer.finish == wire.Finish.FINISH_LENGTH, answer.error
+            assert answer.usage.completion_tokens == len(answer.token_ids) == max_tokens
+            assert answer.usage.cached_tokens == 0
+        assert remote.token_ids == alone.token_ids
+        assert remote.usage.prefill_worker_id == (cluster.prefill.worker_id if length > BLOCK_TOKENS else "")
+        plain = await cluster.remote(prompt, max_tokens=1)
+        assert plain.usage.cached_tokens == (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS or max_tokens == 0
+    await cluster.all_idle()
+
+
+async def test_allowed_ids_and_bad_words_hold_from_the_first_token_on(cluster):
+    plain = await cluster.local(prompt_of(100), max_tokens=12, seed=3)
+    first, *_, last = plain.token_ids
+    words = [wire.TokenIds(ids=[first]), wire.TokenIds(ids=plain.token_ids[-2:])]
+    for sampling in ({"allowed_token_ids": [65, 66, 67]}, {"bad_words": words}):
+        remote, alone = await cluster.both_ways(prompt_of(100), max_tokens=12, seed=3, logprobs=0, **sampling)
+        assert remote.token_ids == alone.token_ids
+        if "allowed_token_ids" in sampling:
+            assert set(remote.token_ids) <= {65, 66, 67}
+        else:
+            assert first not in remote.token_ids
+            assert (remote.token_ids[-2], remote.token_ids[-1]) != (plain.token_ids[-2], last)
+        begun = await cluster.remote(prompt_of(100), output=alone.token_ids[:5], max_tokens=12, seed=3, **sampling)
+        assert begun.token_ids == alone.token_ids[5:]
+    await cluster.all_idle()
+
+
+async def test_where_nothing_is_left_to_sample_a_request_ends_with_a_sentence(cluster):
+    for ask in (cluster.remote, cluster.local):
+        answer = await ask(prompt_of(100), allowed_token_ids=[65], bad_words=[wire.TokenIds(ids=[65])])
+        assert answer.finish == wire.Finish.FINISH_ERROR
+        assert answer.error.startswith("no token may be sampled")
     await cluster.all_idle()
 
 
