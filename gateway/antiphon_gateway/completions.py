@@ -82,22 +82,22 @@ class _Wishes(msgspec.Struct, frozen=True, gc=False):
 
 def _prompt(given: str | list[int], model: Model, salt: bytes, index: int, wishes: _Wishes) -> Prompt:
     packed: array[int] | None = None
-    text = ""
+    encoded, text = b"", ""
     if isinstance(given, str):
         token_ids, text = model.codec.encode(given, add_special_tokens=wishes.add_special_tokens), given
     else:
-        packed = packed_ids(given, model.vocab_size)
+        packed, encoded = packed_ids(given, model.wire_ids)
         token_ids = given
     whole = len(token_ids)
     if wishes.kept is not None:
-        token_ids, packed = token_ids[wishes.kept], None
+        token_ids, packed, encoded = token_ids[wishes.kept], None, b""
     if wishes.with_text and (len(token_ids) < whole or not isinstance(given, str)):
         text = model.codec.decode(token_ids)
     if not token_ids:
         raise errors.invalid(
             f"The prompt is empty (item {index}); a completion needs at least one token.", param="prompt"
         )
-    return model.prompt(token_ids, salt, text if wishes.with_text else "", packed)
+    return model.prompt(token_ids, salt, text if wishes.with_text else "", packed, encoded)
 
 
 def sampling_for(body: CompletionBody, target: Target, given: Sequence[Prompt]) -> pb.Sampling:

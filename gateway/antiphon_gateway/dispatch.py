@@ -577,11 +577,9 @@ class Dispatcher:
         attempt.pledges = placing.pledge(plan, attempt.sent_at)
         placing.started(choice, plan)
         ticket = choice.flight.ticket
-        message = pb.GatewayMessage()
-        submit = message.submit
-        submit.request_id = f"{ticket.request_id}-{choice.index}.{choice.submits}"
-        submit.prompt_token_ids.extend(choice.prompt.token_ids)
-        submit.sampling.CopyFrom(choice.sampling)
+        submit = pb.Submit(request_id=f"{ticket.request_id}-{choice.index}.{choice.submits}", sampling=choice.sampling)
+        if not choice.prompt.encoded:
+            submit.prompt_token_ids.extend(choice.prompt.token_ids)
         submit.cache_salt = choice.flight.target.salt
         submit.traceparent = ticket.traceparent
         if choice.told_together:
@@ -600,7 +598,7 @@ class Dispatcher:
         for name, blocks in self._prefix_peers(choice, plan):
             if (peer := self._fleet.peer(name)) is not None:
                 submit.prefix_peers.add(peer=peer, blocks=blocks)
-        attempt.ref = client.submit(message, attempt)
+        attempt.ref = client.submit(submit, choice.prompt.encoded, attempt)
         self._sessions.went(
             choice.group.model, ticket.tenant, ticket.wishes.session, (decision.decode, decision.prefill or "")
         )

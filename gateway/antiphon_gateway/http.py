@@ -200,32 +200,25 @@ class Request:
 
     def start(self, status: int, headers: tuple[Header, ...], *, length_bytes: int | None = None) -> None:
         """The head, which leaves with the first bytes of the body. `length_bytes` None: they come in pieces."""
-        lines = [_status_line(status), self._connection.date_line]
-        for name, value in (
-            *headers,
-            *self.standing_headers,
-            *self.late_headers(),
-            (b"x-request-id", self.request_id.encode()),
-        ):
+        head = _status_line(status) + self._connection.date_line
+        for name, value in headers + self.standing_headers + self.late_headers():
+            if b"\n" in value or b"\r" in value:
+                raise AnswerInvalid("a header of the answer has a line break in it")
             if name == b"connection":
                 self.keep_alive &= value != b"close"
             else:
-                lines.append(b"%b: %b\r\n" % (name, value))
+                head += name + b": " + value + b"\r\n"
+        head += b"x-request-id: " + self.request_id.encode()
         if length_bytes is not None:
-            lines.append(b"content-length: %d\r\n" % length_bytes)
+            head += b"\r\ncontent-length: %d\r\n" % length_bytes
         elif self.version == "1.1":
             self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            head += b"\r\ntransfer-encoding: chunked\r\n"
         else:
             self.keep_alive = False
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            raise AnswerInvalid("a header of the answer has a line break in it")
+            head += b"\r\n"
         self.started = True
-        self._head = head
+        self._head = head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
 
     async def send(self, data: bytes, *, last: bool) -> None:
         """Bytes of the body. Waits while the client takes none; does nothing once it has gone."""

@@ -6,6 +6,7 @@ but it is not unknown (404). Where workers of one name have different cards, the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from array import array
@@ -18,6 +19,7 @@ from antiphon_proto import worker_pb2 as pb
 from antiphon_gateway.templating import ChatTemplate, compiled, special_tokens
 from antiphon_gateway.tokenization import TokenCodec
 from antiphon_gateway.tokenization_cache import EncodingCache
+from antiphon_gateway.wire_ids import WireIds
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -31,6 +33,8 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     token_ids: list[int]
     chain: tuple[BlockHash, ...]
     text: str = ""
+    encoded: bytes = b""
+    """Its ids as they are on the wire (`wire_ids`); empty: not made."""
 
 
 class Model:
@@ -57,15 +61,25 @@ class Model:
         self._adapter = card.adapter
         self._kv_format = card.kv_format
         self._roots: dict[bytes, ChainRoot] = {}
+        self.wire_ids = WireIds(card.vocab_size)
 
     def other_template(self, source: str) -> ChatTemplate:
         """One that a request brings. Compiling may take a while: in a thread. Raises TemplateInvalid."""
         return compiled(source, tuple(self._tokens.items()))
 
-    def prompt(self, token_ids: list[int], salt: bytes, text: str = "", packed: array[int] | None = None) -> Prompt:
-        """Block ids by the tenant's salt, for routing. `packed`: the same ids as an array, where there is one."""
-        chain = chain_hashes(self._root(salt), token_ids if packed is None else packed, self.block_tokens)
-        return Prompt(token_ids, tuple(chain), text)
+    def prompt(
+        self, token_ids: list[int], salt: bytes, text: str = "", packed: array[int] | None = None, encoded: bytes = b""
+    ) -> Prompt:
+        """Block ids by the tenant's salt, for routing. `packed`, `encoded`: the same ids as an array and as they are on
+        the wire, where there are such."""
+        if packed is None:
+            packed = array("I", token_ids)
+        if not encoded:
+            # A tokenizer may know ids that the model does not.
+            with contextlib.suppress(IndexError):
+                encoded = self.wire_ids.encoded(packed)
+        chain = chain_hashes(self._root(salt), packed, self.block_tokens)
+        return Prompt(token_ids, tuple(chain), text, encoded)
 
     def chain_with(self, prompt: Prompt, output: Sequence[int], salt: bytes) -> tuple[BlockHash, ...]:
         """Block ids of the prompt and of what was generated after it. `salt`: the prompt's."""

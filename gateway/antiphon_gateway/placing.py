@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
 
+import msgspec
 from antiphon_policy.routing import RouteDecision, RouteRequest, WorkerRole
 from antiphon_policy.worker_table import WorkerTable
 from antiphon_policy.workload import WorkloadMeter
@@ -35,8 +35,7 @@ AGED_IN_A_LOOK = 4
 _RATE_FOR_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """A decision for one choice, with what it was made from."""
 
     decision: RouteDecision
@@ -298,5 +297,7 @@ class Placing:
         reserved = self._reserved.get(load.worker_id)
         if reserved is not None:
             tokens, running = reserved
-            view = replace(view, queued_tokens=view.queued_tokens + tokens, running=view.running + running)
+            view = msgspec.structs.replace(
+                view, queued_tokens=view.queued_tokens + tokens, running=view.running + running
+            )
         self._table.put(view)

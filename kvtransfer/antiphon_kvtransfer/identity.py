@@ -43,7 +43,14 @@ def block_hash(parent: BlockHash | ChainRoot, tokens: Sequence[int]) -> BlockHas
 
 def chain_hashes(root: ChainRoot, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:
     """Ids of all full blocks of `tokens`, in order: `len(tokens) // block_tokens` of them."""
-    return list(iterate_chain(root, tokens, block_tokens))
+    raw = _token_bytes(tokens)
+    step, sha256 = block_tokens * 4, hashlib.sha256
+    parent: bytes = root
+    chain: list[BlockHash] = []
+    for start in range(0, len(raw) - step + 1, step):
+        parent = sha256(parent + raw[start : start + step]).digest()[:HASH_BYTES]
+        chain.append(BlockHash(parent))
+    return chain
 
 
 def iterate_chain(root: ChainRoot, tokens: Sequence[int], block_tokens: int) -> Iterator[BlockHash]:

@@ -93,6 +93,10 @@ class Prices:
         self.short_tokens = max(1.0, min(workload.output_tokens, workload.short_output_tokens))
         self.decode_context = self.prompt_tokens + self.output_tokens / 2
         """Of the answer at half its length."""
+        self._later_tokens = self.stream_share * max(0.0, self.output_tokens - 2.0)
+        """After the second, in shares (`_stream_share`)."""
+        self._all_tokens = self.stream_share * self.output_tokens
+        self._promises = request.ttft_limit_ms is not None or request.tpot_limit_ms is not None
 
     def _stream_share(self) -> float:
         """What a millisecond between tokens counts for. Where there are promises, time is counted in shares of them: a
@@ -109,7 +113,10 @@ class Prices:
 
     def queue_ms(self, worker: WorkerView) -> float:
         """Prompts ahead are computed first."""
-        return worker.step.prefill_ms(new_tokens=worker.queued_tokens, chunk_tokens=worker.chunk_tokens)
+        queued_tokens = worker.queued_tokens
+        if not queued_tokens:
+            return 0.0
+        return worker.step.prefill_ms(new_tokens=queued_tokens, chunk_tokens=worker.chunk_tokens)
 
     def compute_ms(self, worker: WorkerView, cached_blocks: int) -> float:
         """The prompt's chunks, each in a step that the worker's decodes share."""
@@ -124,41 +131,41 @@ class Prices:
             worker.running * (step.per_new_token_ms + step.per_sequence_ms) + worker.kv_tokens * step.per_kv_token_ms
         )
 
-    def join_ms(self, worker: WorkerView) -> float:
-        """The step that brings the second token: with all that decodes, and a chunk of a prompt if one waits."""
-        batch = worker.running + 1
-        chunk = min(worker.queued_tokens, worker.chunk_tokens)
-        return worker.step.step_ms(
-            new_tokens=batch + chunk,
-            token_context=worker.kv_tokens + self.prompt_tokens + chunk * chunk,
-            sequences=batch,
-            kv_tokens=worker.kv_tokens + self.prompt_tokens,
+    def _decoding(self, worker: WorkerView, held: int) -> _Decoding:
+        """The worker as D, whoever is P."""
+        known = self._decoding_of.get(worker.worker_id)
+        if known is not None:
+            return known
+        step, running, queued_tokens = worker.step, worker.running, worker.queued_tokens
+        sequence_ms = step.per_new_token_ms + step.per_sequence_ms
+        context_ms = step.per_token_context_ms + step.per_kv_token_ms
+        # A step of its batch with one sequence more, whose context comes on top: at first the prompt, then that and
+        # half of its answer.
+        step_ms = step.base_ms + (running + 1) * sequence_ms + worker.kv_tokens * context_ms
+        join_ms = step_ms + self.prompt_tokens * context_ms
+        bare_tpot_ms = tpot_ms = step_ms + self.decode_context * context_ms
+        queue_ms = 0.0
+        if queued_tokens:
+            # The step that brings the second token has a chunk of a prompt in it if one waits.
+            chunk = min(queued_tokens, worker.chunk_tokens)
+            join_ms += chunk * (step.per_new_token_ms + chunk * step.per_token_context_ms)
+            queue_ms = self.queue_ms(worker)
+            tpot_ms += self.beside_prompts_ms(worker, queue_ms)
+        held = min(held, self.usable_blocks)
+        known = self._decoding_of[worker.worker_id] = _Decoding(
+            held,
+            queue_ms,
+            join_ms,
+            bare_tpot_ms,
+            tpot_ms,
+            # Its tokens after the second. Without this term a worker with few long answers looks as good as one with
+            # few short ones.
+            self._later_tokens * bare_tpot_ms,
+            # Every further step of every running request gets longer by this request's share.
+            self._all_tokens * running * (sequence_ms + self.decode_context * context_ms),
+            self.recompute_ms(worker, self.all_blocks - held),
         )
-
-    def tpot_ms(self, worker: WorkerView) -> float:
-        """A step of its batch with this answer in it, at half its length."""
-        batch = worker.running + 1
-        step = worker.step
-        return (
-            step.base_ms
-            + batch * (step.per_new_token_ms + step.per_sequence_ms)
-            + (worker.kv_tokens + self.decode_context) * (step.per_token_context_ms + step.per_kv_token_ms)
-        )
-
-    def stream_ms(self, tpot_ms: float) -> float:
-        """Its tokens after the second. Without this term a worker with few long answers looks as good as one with few
-        short ones."""
-        return self.stream_share * max(0.0, self.output_tokens - 2.0) * tpot_ms
-
-    def decode_delay_ms(self, worker: WorkerView) -> float:
-        """Every further step of every running request gets longer by this request's share."""
-        step = worker.step
-        longer_ms = (
-            step.per_new_token_ms
-            + step.per_sequence_ms
-            + self.decode_context * (step.per_kv_token_ms + step.per_token_context_ms)
-        )
-        return self.stream_share * worker.running * self.output_tokens * longer_ms
+        return known
 
     def prefill_delay_ms(self, worker: WorkerView, compute_ms: float) -> float:
         """Requests that come while it waits or is computed wait for it; and where answers run, each of them does."""
@@ -201,9 +208,9 @@ class Prices:
 
     def local(self, worker: WorkerView, leading_blocks: int) -> RouteOption:
         decoding = self._decoding(worker, leading_blocks)
-        cached = self.cached(leading_blocks)
-        peers = self.peers(worker, leading_blocks)
-        _, blocks, pull_ms = peers[0] if peers else (worker, cached, 0.0)
+        blocks, pull_ms = decoding.held, 0.0
+        if self._holders and (peers := self.peers(worker, leading_blocks)):
+            _, blocks, pull_ms = peers[0]
         compute_ms = self.compute_ms(worker, blocks)
         parts = CostParts(
             queue_ms=decoding.queue_ms,
@@ -215,10 +222,13 @@ class Prices:
             delay_ms=self.prefill_delay_ms(worker, compute_ms) + decoding.delay_ms,
             recompute_ms=decoding.recompute_ms,
         )
-        tpot_ms = worst_tpot_ms = decoding.bare_tpot_ms
-        if worker.running:
-            worst_tpot_ms += self.beside_prompts_ms(worker, parts.queue_ms + compute_ms)
-        return RouteOption(worker.worker_id, None, parts, tpot_ms, self._keeps(parts.ttft_ms, worst_tpot_ms))
+        keeps, tpot_ms = True, decoding.bare_tpot_ms
+        if self._promises:
+            worst_tpot_ms = tpot_ms
+            if worker.running:
+                worst_tpot_ms += self.beside_prompts_ms(worker, parts.queue_ms + compute_ms)
+            keeps = self._keeps(parts.ttft_ms, worst_tpot_ms)
+        return RouteOption(worker.worker_id, None, parts, tpot_ms, keeps)
 
     def remote(self, decoder: WorkerView, held: int, prefiller: WorkerView, leading_blocks: int) -> RouteOption:
         """`held`: leading blocks that the decoder holds."""
@@ -249,7 +259,7 @@ class Prices:
             recompute_ms=prefilling.recompute_ms + decoding.recompute_ms,
             hop_ms=REMOTE_MS,
         )
-        keeps = self._keeps(parts.ttft_ms, decoding.tpot_ms)
+        keeps = not self._promises or self._keeps(parts.ttft_ms, decoding.tpot_ms)
         return RouteOption(decoder.worker_id, prefiller.worker_id, parts, decoding.tpot_ms, keeps)
 
     def prefill_ms(self, worker: WorkerView, leading_blocks: int) -> float:
@@ -259,23 +269,6 @@ class Prices:
         limit_ms = self._request.ttft_limit_ms
         broken_ms = BROKEN_MS if limit_ms is not None and ttft_ms > limit_ms else 0.0
         return broken_ms + ttft_ms + prefilling.delay_ms + prefilling.recompute_ms
-
-    def _decoding(self, worker: WorkerView, held: int) -> _Decoding:
-        known = self._decoding_of.get(worker.worker_id)
-        if known is None:
-            held = self.cached(held)
-            queue_ms, tpot_ms = self.queue_ms(worker), self.tpot_ms(worker)
-            known = self._decoding_of[worker.worker_id] = _Decoding(
-                held,
-                queue_ms,
-                self.join_ms(worker),
-                tpot_ms,
-                tpot_ms + self.beside_prompts_ms(worker, queue_ms),
-                self.stream_ms(tpot_ms),
-                self.decode_delay_ms(worker),
-                self.recompute_ms(worker, self.all_blocks - held),
-            )
-        return known
 
     def _prefilling(self, worker: WorkerView, leading_blocks: int) -> _Prefilling:
         known = self._prefilling_of.get(worker.worker_id)

@@ -21,8 +21,7 @@ class WorkerRole(enum.Enum):
     BOTH = "both"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True, gc=False):
     """One worker as the caller knows it now. Figures that are not known are 0."""
 
     worker_id: str
@@ -65,8 +64,7 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
     """Of the blocks that are evicted, the share that is asked for again (see `antiphon_kvtransfer.mirror`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRequest:
+class RouteRequest(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     block_tokens: int
     block_bytes: int
@@ -131,7 +129,8 @@ class CostParts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def total_ms(self) -> float:
-        return self.ttft_ms + self.transfer_ms + self.join_ms + self.stream_ms + self.delay_ms + self.recompute_ms
+        ttft_ms = self.hop_ms + self.queue_ms + self.pull_ms + self.compute_ms
+        return ttft_ms + self.transfer_ms + self.join_ms + self.stream_ms + self.delay_ms + self.recompute_ms
 
 
 class RouteOption(msgspec.Struct, frozen=True, gc=False):

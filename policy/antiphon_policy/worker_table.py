@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from antiphon_policy.narrowing import FALLBACKS, ROWS, Chosen, Floats, Narrowed, Pair, figures_of, narrow
@@ -75,7 +75,7 @@ class WorkerTable:
     def snapshot(self, leading: Mapping[str, int], only: Collection[str] | None = None) -> RoutingSnapshot:
         """For a replay: what a decision was made from; of `only` these workers if given."""
         views = (view for view in self._views if only is None or view.worker_id in only)
-        told = tuple(replace(view, leading_blocks=leading.get(view.worker_id, 0)) for view in views)
+        told = tuple(msgspec.structs.replace(view, leading_blocks=leading.get(view.worker_id, 0)) for view in views)
         names = {view.worker_id for view in told}
         links = {pair: speed for pair, speed in self.links.items() if pair[0] in names and pair[1] in names}
         return RoutingSnapshot(told, links, self.workload)
@@ -139,8 +139,10 @@ class WorkerTable:
         8.2, D's step with it takes 2.7 and 14 more take 37.8: 553.5 ms. On D itself: compute 504.4, the same 40.5,
         and a decode worker counts one request more than it runs as delayed: another 504.4. So P.
         """
-        prefillers = [slot for slot in self._prefills if self._views[slot].worker_id not in excluded]
-        decoders = [slot for slot in self._decodes if self._views[slot].worker_id not in excluded]
+        prefillers, decoders = list(self._prefills), list(self._decodes)
+        if excluded:
+            prefillers = [slot for slot in prefillers if self._views[slot].worker_id not in excluded]
+            decoders = [slot for slot in decoders if self._views[slot].worker_id not in excluded]
         if not decoders:
             raise self._nobody()
         holders = self._holders(leading, excluded)
@@ -170,11 +172,13 @@ class WorkerTable:
         else:
             reason = RouteReason.LOCAL_CHEAPER if prefillers else RouteReason.LOCAL_NO_PREFILL_WORKER
         decoder_held = leading.get(decoder_id, 0)
-        peers = prices.peers(
-            self.view(prefiller_id),
-            leading.get(prefiller_id, 0),
-            (self.view(decoder_id), decoder_held) if remote else None,
-        )
+        peers: Sequence[tuple[WorkerView, int, float]] = ()
+        if leading:
+            peers = prices.peers(
+                self.view(prefiller_id),
+                leading.get(prefiller_id, 0),
+                (self.view(decoder_id), decoder_held) if remote else None,
+            )
         fallbacks = [self._views[slot].worker_id for slot in prefillers[: FALLBACKS + 1]]
         others = [option for _, _, option in options[: ALTERNATIVES + 1] if option is not chosen]
         return RouteDecision(

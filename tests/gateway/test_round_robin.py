@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from antiphon_gateway.round_robin import RoundRobin
 from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import NoWorker, RouteReason, RouteRequest, WorkerRole, WorkerView
 from antiphon_policy.worker_table import WorkerTable
+from msgspec.structs import replace
 
 from tests.support.fake_worker import FakeWorker
 from tests.support.gateway import running_gateway

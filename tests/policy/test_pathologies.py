@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import NoWorker, RouteRequest, WorkerRole, WorkerView
 from antiphon_policy.worker_table import WorkerTable
+from msgspec.structs import replace
 
 BLOCK_TOKENS = 64
 STEP = StepModel(base_ms=4.0, per_new_token_ms=0.1, per_token_context_ms=1e-6, per_sequence_ms=0.1, per_kv_token_ms=0.0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import (
@@ -40,7 +40,7 @@ def worker(worker_id: str, **fields: object) -> WorkerView:
         total_blocks=1000,
         step=StepModel(),
     )
-    return dataclasses.replace(view, **fields)  # type: ignore[arg-type]
+    return msgspec.structs.replace(view, **fields)  # type: ignore[arg-type]
 
 
 def decide(
@@ -97,7 +97,7 @@ def test_both_roles_prefill_locally() -> None:
 
 def test_almost_all_cached_on_the_decode_worker_is_local() -> None:
     """What is left to compute on D is less than the way to P and back."""
-    request = dataclasses.replace(REQUEST, prompt_tokens=64 * 15 + 1)
+    request = msgspec.structs.replace(REQUEST, prompt_tokens=64 * 15 + 1)
     decision = decide(worker("d0", leading_blocks=15), worker("p0"), request=request, links={("p0", "d0"): 1.0})
     assert (decision.prefill, decision.reason) == (None, RouteReason.LOCAL_CHEAPER)
 
@@ -105,7 +105,7 @@ def test_almost_all_cached_on_the_decode_worker_is_local() -> None:
 @pytest.mark.parametrize(("left", "prefill"), [(104, "p0"), (34, "p0"), (26, None)])
 def test_the_second_worked_example_of_the_docs(left: int, prefill: str | None) -> None:
     """docs/routing.md: 14 blocks cached on D; the crossing lies at about 27 tokens left to compute."""
-    request = dataclasses.replace(REQUEST, prompt_tokens=14 * 64 + left)
+    request = msgspec.structs.replace(REQUEST, prompt_tokens=14 * 64 + left)
     decision = decide(worker("d0", leading_blocks=14), worker("p0"), request=request)
     assert decision.prefill == prefill
     if left == 104:
@@ -181,9 +181,9 @@ def burst(workers: list[WorkerView], count: int) -> Counter[str]:
         chosen[prefiller] += 1
         for at, view in enumerate(workers):
             if view.worker_id == prefiller:
-                view = dataclasses.replace(view, queued_tokens=view.queued_tokens + REQUEST.prompt_tokens)
+                view = msgspec.structs.replace(view, queued_tokens=view.queued_tokens + REQUEST.prompt_tokens)
             if view.worker_id == decision.decode:
-                view = dataclasses.replace(view, running=view.running + 1, kv_tokens=view.kv_tokens + 1000)
+                view = msgspec.structs.replace(view, running=view.running + 1, kv_tokens=view.kv_tokens + 1000)
             workers[at] = view
     return chosen
 
@@ -244,7 +244,7 @@ def test_peers_are_ranked_and_exclude_the_prefiller_and_the_shorter() -> None:
 
 
 def test_a_full_hit_still_computes_the_last_token() -> None:
-    request = dataclasses.replace(REQUEST, prompt_tokens=128)
+    request = msgspec.structs.replace(REQUEST, prompt_tokens=128)
     decision = decide(worker("b0", leading_blocks=2), request=request)
     assert decision.cost is not None
     assert decision.cost.compute_ms == pytest.approx(StepModel().prefill_ms(new_tokens=64, cached_tokens=64))
@@ -294,7 +294,7 @@ def test_any_snapshot_gives_a_valid_decision(
     views: list[WorkerView], request: RouteRequest, tie_break: float, speed: float
 ) -> None:
     """ai-dynamo/dynamo#6985 and llm-d/llm-d-router#2547: zeros and unknowns neither become NaN nor block anything."""
-    views = [dataclasses.replace(view, worker_id=f"w{at}") for at, view in enumerate(views)]
+    views = [msgspec.structs.replace(view, worker_id=f"w{at}") for at, view in enumerate(views)]
     by_id = {view.worker_id: view for view in views}
     links = {(one, other): speed for one in by_id for other in by_id}
     try:

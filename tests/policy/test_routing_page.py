@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 from antiphon_policy.latency import StepModel
 from antiphon_policy.routing import RouteRequest, RoutingSnapshot, WorkerRole, WorkerView, Workload, route
@@ -15,7 +15,7 @@ REQUEST = RouteRequest(prompt_tokens=1000, block_tokens=64, block_bytes=1_000_00
 
 def worker(worker_id: str, role: WorkerRole, **fields: int) -> WorkerView:
     view = WorkerView(worker_id, role, 0, 0, 0, 0, 1000, 1000, StepModel())
-    return dataclasses.replace(view, **fields)  # type: ignore[arg-type]
+    return msgspec.structs.replace(view, **fields)  # type: ignore[arg-type]
 
 
 def costs(workers: tuple[WorkerView, ...], request: RouteRequest, workload: Workload) -> list[float]:
@@ -46,7 +46,7 @@ def test_busy_workers_with_promises() -> None:
         worker("p0", WorkerRole.PREFILL, queued_tokens=600, leading_blocks=10),
         worker("p1", WorkerRole.PREFILL, queued_tokens=100),
     )
-    request = dataclasses.replace(REQUEST, max_tokens=1000, ttft_limit_ms=2000.0, tpot_limit_ms=50.0)
+    request = msgspec.structs.replace(REQUEST, max_tokens=1000, ttft_limit_ms=2000.0, tpot_limit_ms=50.0)
     for cost, text in zip(costs(workers, request, workload), ("2106.2", "2284.2", "2398.5"), strict=True):
         assert cost == pytest.approx(float(text), abs=0.06)
         assert f"**{text}**" in PAGE

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
+import msgspec
 import pytest
 from antiphon_policy.latency import StepModel
 from antiphon_policy.pricing import Prices
@@ -127,7 +127,7 @@ def test_many_workers_are_narrowed_down_to_the_right_ones() -> None:
         WorkerView(f"p{at}", WorkerRole.PREFILL, 0, 3 * at, 0, 0, 1000, 1000, StepModel()) for at in range(500)
     ] + [WorkerView(f"d{at}", WorkerRole.DECODE, 0, 0, 5 + at % 7, 9000, 1000, 1000, StepModel()) for at in range(500)]
     table = table_of(views, Workload())
-    table.put(dataclasses.replace(table.view("d123"), running=1, kv_tokens=0))
+    table.put(msgspec.structs.replace(table.view("d123"), running=1, kv_tokens=0))
     request = RouteRequest(prompt_tokens=2000, block_tokens=64, block_bytes=100_000, max_tokens=50)
     for draw in (0.0, 0.4, 0.99):
         decision = table.choose(request, {"p321": 30}, draw)
@@ -157,10 +157,10 @@ def test_the_cheapest_pair_that_keeps_the_sla_wins() -> None:
         table.put(view)
     request = RouteRequest(prompt_tokens=2000, block_tokens=64, block_bytes=100_000, max_tokens=50)
     assert table.choose(request, {"p0": 30}, 0.0).prefill == "p0"
-    limited = dataclasses.replace(request, ttft_limit_ms=1_100.0)
+    limited = msgspec.structs.replace(request, ttft_limit_ms=1_100.0)
     decision = table.choose(limited, {"p0": 30}, 0.0)
     assert (decision.prefill, decision.keeps_sla) == ("p1", True)
-    hopeless = table.choose(dataclasses.replace(request, ttft_limit_ms=5.0), {"p0": 30}, 0.0)
+    hopeless = table.choose(msgspec.structs.replace(request, ttft_limit_ms=5.0), {"p0": 30}, 0.0)
     assert (hopeless.prefill, hopeless.keeps_sla) == ("p0", False), "nobody keeps it: the cheapest"
 
 
@@ -172,7 +172,7 @@ def test_a_prompt_on_a_decode_worker_must_not_break_what_runs_there() -> None:
     table = table_of(views, Workload(output_tokens=50))
     request = RouteRequest(prompt_tokens=1000, block_tokens=64, block_bytes=100_000, max_tokens=50)
     assert table.choose(request, {}, 0.0).prefill is None
-    limited = dataclasses.replace(request, tpot_limit_ms=8.0)
+    limited = msgspec.structs.replace(request, tpot_limit_ms=8.0)
     assert table.choose(limited, {}, 0.0).prefill == "p0", "500 ms over 50 tokens is 10 ms for each"
 
 
@@ -182,7 +182,7 @@ def test_the_sessions_last_pair_wins_near_ties_only() -> None:
     request = RouteRequest(prompt_tokens=500, block_tokens=64, block_bytes=1000, max_tokens=50, hint=("b3", ""))
     assert {table.choose(request, {}, draw / 20).decode for draw in range(20)} <= {"b3", *(f"b{at}" for at in range(5))}
     assert table.choose(request, {}, 0.6).decode == "b3"
-    table.put(dataclasses.replace(table.view("b3"), queued_tokens=2000))
+    table.put(msgspec.structs.replace(table.view("b3"), queued_tokens=2000))
     assert table.choose(request, {}, 0.6).decode != "b3"
 
 

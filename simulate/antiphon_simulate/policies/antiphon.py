@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from antiphon_policy.admission import Entry, Order, Verdict, WaitingLine
 from antiphon_policy.holding import hold_ms, horizon_ms, prompt_tokens_per_ms
@@ -16,6 +16,7 @@ from antiphon_policy.route_records import RouteDecision, RouteRequest, WorkerRol
 from antiphon_policy.sharing import NEAR_HORIZONS, SharedRoom, kept_back
 from antiphon_policy.worker_table import WorkerTable
 from antiphon_policy.workload import WorkloadMeter
+from msgspec.structs import replace
 
 from antiphon_simulate.records import Arrival, ClusterView, Placement, TraceRequest, WorkerState
 
