@@ -7,8 +7,7 @@ a tenant never finds what another one brought, so how fast an answer begins tell
 Nothing that is kept is larger than what Python's own allocator takes (512 bytes). Thousands of larger pieces among
 what a tokenizer allocates and frees for each text leave the C library's heap in crumbs: encoding took a quarter longer.
 
-What is found and what is not is counted in characters: between two turns there is often a segment of one newline, and
-a share of look-ups would say little of the work that was saved.
+What is found and what is not is counted in characters: a share of look-ups would say little of the work that was saved.
 """
 
 from __future__ import annotations

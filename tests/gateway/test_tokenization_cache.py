@@ -128,6 +128,18 @@ def test_turns_that_were_seen_are_not_encoded_again() -> None:
     assert cache.found_characters > 500
 
 
+def test_a_new_line_between_turns_is_not_looked_up_and_takes_no_room() -> None:
+    cache = EncodingCache(1 << 20)
+    codec = TokenCodec(TOKENIZERS["demo"], cache)
+    chat = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>user\nAgain<|im_end|>\n"
+    for _ in range(2):
+        ids = codec.begin_chat(chat, b"").finish().tolist()
+        assert ids == PLAIN["demo"].encode(chat, add_special_tokens=False)
+    asked = len("user\nHello") + len("user\nAgain")
+    assert len(cache) == 2
+    assert (cache.encoded_characters, cache.found_characters) == (asked, asked)
+
+
 def test_what_is_left_to_do_shrinks_with_what_is_known() -> None:
     codec = TokenCodec(TOKENIZERS["demo"], EncodingCache(1 << 20))
     chat = f"<|im_start|>system\n{'Be brief. ' * 1000}<|im_end|>\n"
