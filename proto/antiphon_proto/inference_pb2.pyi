@@ -70,6 +70,9 @@ class ChatCompletionRequest(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     STREAM_OPTIONS_FIELD_NUMBER: _builtins.int
@@ -96,6 +99,16 @@ class ChatCompletionRequest(_message.Message):
     GUIDED_GRAMMAR_FIELD_NUMBER: _builtins.int
     SERVICE_TIER_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKENS_AS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SPACES_BETWEEN_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     EXTRA_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_completion_tokens: _builtins.int
@@ -107,6 +120,8 @@ class ChatCompletionRequest(_message.Message):
     add_generation_prompt: _builtins.bool
     continue_final_message: _builtins.bool
     chat_template_kwargs: _builtins.str
+    chat_template: _builtins.str
+    echo: _builtins.bool
     n: _builtins.int
     max_tokens: _builtins.int
     temperature: _builtins.float
@@ -127,6 +142,14 @@ class ChatCompletionRequest(_message.Message):
     guided_grammar: _builtins.str
     service_tier: _builtins.str
     priority: _builtins.int
+    prompt_logprobs: _builtins.int
+    cache_salt: _builtins.str
+    truncate_prompt_tokens: _builtins.int
+    truncation_side: _builtins.str
+    return_token_ids: _builtins.bool
+    return_tokens_as_token_ids: _builtins.bool
+    spaces_between_special_tokens: _builtins.bool
+    add_special_tokens: _builtins.bool
     extra: _builtins.str
     """An object: further fields of HTTP's body, such as have none here. Those that HTTP does not know either are named in
     x-antiphon-ignored, as there.
@@ -137,6 +160,10 @@ class ChatCompletionRequest(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
     @_builtins.property
     def tool_choice(self) -> Global___ToolChoice: ...
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """an object each"""
+
     @_builtins.property
     def stream_options(self) -> Global___StreamOptions: ...
     @_builtins.property
@@ -151,6 +178,10 @@ class ChatCompletionRequest(_message.Message):
     def structured_outputs(self) -> Global___StructuredOutputs: ...
     @_builtins.property
     def guided_choice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -167,6 +198,9 @@ class ChatCompletionRequest(_message.Message):
         add_generation_prompt: _builtins.bool | None = ...,
         continue_final_message: _builtins.bool | None = ...,
         chat_template_kwargs: _builtins.str | None = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        chat_template: _builtins.str | None = ...,
+        echo: _builtins.bool | None = ...,
         n: _builtins.int | None = ...,
         max_tokens: _builtins.int | None = ...,
         stream_options: Global___StreamOptions | None = ...,
@@ -193,18 +227,36 @@ class ChatCompletionRequest(_message.Message):
         guided_grammar: _builtins.str | None = ...,
         service_tier: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        cache_salt: _builtins.str | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        truncation_side: _builtins.str | None = ...,
+        return_token_ids: _builtins.bool | None = ...,
+        return_tokens_as_token_ids: _builtins.bool | None = ...,
+        spaces_between_special_tokens: _builtins.bool | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
         extra: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_chat_template_kwargs", b"_chat_template_kwargs", "_continue_final_message", b"_continue_final_message", "_extra", b"_extra", "_frequency_penalty", b"_frequency_penalty", "_guided_grammar", b"_guided_grammar", "_guided_json", b"_guided_json", "_guided_regex", b"_guided_regex", "_ignore_eos", b"_ignore_eos", "_include_reasoning", b"_include_reasoning", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_logprobs", b"_logprobs", "_max_completion_tokens", b"_max_completion_tokens", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_reasoning_effort", b"_reasoning_effort", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_service_tier", b"_service_tier", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "extra", b"extra", "frequency_penalty", b"frequency_penalty", "guided_grammar", b"guided_grammar", "guided_json", b"guided_json", "guided_regex", b"guided_regex", "ignore_eos", b"ignore_eos", "include_reasoning", b"include_reasoning", "include_stop_str_in_output", b"include_stop_str_in_output", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "service_tier", b"service_tier", "skip_special_tokens", b"skip_special_tokens", "stream_options", b"stream_options", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_chat_template", b"_chat_template", "_chat_template_kwargs", b"_chat_template_kwargs", "_continue_final_message", b"_continue_final_message", "_echo", b"_echo", "_extra", b"_extra", "_frequency_penalty", b"_frequency_penalty", "_guided_grammar", b"_guided_grammar", "_guided_json", b"_guided_json", "_guided_regex", b"_guided_regex", "_ignore_eos", b"_ignore_eos", "_include_reasoning", b"_include_reasoning", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_logprobs", b"_logprobs", "_max_completion_tokens", b"_max_completion_tokens", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_reasoning_effort", b"_reasoning_effort", "_repetition_penalty", b"_repetition_penalty", "_return_token_ids", b"_return_token_ids", "_return_tokens_as_token_ids", b"_return_tokens_as_token_ids", "_seed", b"_seed", "_service_tier", b"_service_tier", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_truncation_side", b"_truncation_side", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat_template", b"chat_template", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "echo", b"echo", "extra", b"extra", "frequency_penalty", b"frequency_penalty", "guided_grammar", b"guided_grammar", "guided_json", b"guided_json", "guided_regex", b"guided_regex", "ignore_eos", b"ignore_eos", "include_reasoning", b"include_reasoning", "include_stop_str_in_output", b"include_stop_str_in_output", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "reasoning_effort", b"reasoning_effort", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "return_token_ids", b"return_token_ids", "return_tokens_as_token_ids", b"return_tokens_as_token_ids", "seed", b"seed", "service_tier", b"service_tier", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "stream_options", b"stream_options", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "tool_choice", b"tool_choice", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_chat_template_kwargs", b"_chat_template_kwargs", "_continue_final_message", b"_continue_final_message", "_extra", b"_extra", "_frequency_penalty", b"_frequency_penalty", "_guided_grammar", b"_guided_grammar", "_guided_json", b"_guided_json", "_guided_regex", b"_guided_regex", "_ignore_eos", b"_ignore_eos", "_include_reasoning", b"_include_reasoning", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_logprobs", b"_logprobs", "_max_completion_tokens", b"_max_completion_tokens", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_reasoning_effort", b"_reasoning_effort", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_service_tier", b"_service_tier", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "extra", b"extra", "frequency_penalty", b"frequency_penalty", "guided_choice", b"guided_choice", "guided_grammar", b"guided_grammar", "guided_json", b"guided_json", "guided_regex", b"guided_regex", "ignore_eos", b"ignore_eos", "include_reasoning", b"include_reasoning", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "service_tier", b"service_tier", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_options", b"stream_options", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_chat_template", b"_chat_template", "_chat_template_kwargs", b"_chat_template_kwargs", "_continue_final_message", b"_continue_final_message", "_echo", b"_echo", "_extra", b"_extra", "_frequency_penalty", b"_frequency_penalty", "_guided_grammar", b"_guided_grammar", "_guided_json", b"_guided_json", "_guided_regex", b"_guided_regex", "_ignore_eos", b"_ignore_eos", "_include_reasoning", b"_include_reasoning", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_logprobs", b"_logprobs", "_max_completion_tokens", b"_max_completion_tokens", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_reasoning_effort", b"_reasoning_effort", "_repetition_penalty", b"_repetition_penalty", "_return_token_ids", b"_return_token_ids", "_return_tokens_as_token_ids", b"_return_tokens_as_token_ids", "_seed", b"_seed", "_service_tier", b"_service_tier", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_truncation_side", b"_truncation_side", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "chat_template", b"chat_template", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "documents", b"documents", "echo", b"echo", "extra", b"extra", "frequency_penalty", b"frequency_penalty", "guided_choice", b"guided_choice", "guided_grammar", b"guided_grammar", "guided_json", b"guided_json", "guided_regex", b"guided_regex", "ignore_eos", b"ignore_eos", "include_reasoning", b"include_reasoning", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "reasoning_effort", b"reasoning_effort", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "return_token_ids", b"return_token_ids", "return_tokens_as_token_ids", b"return_tokens_as_token_ids", "seed", b"seed", "service_tier", b"service_tier", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_options", b"stream_options", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
+    _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
+    _WhichOneofReturnType__chat_template: _TypeAlias = _typing.Literal["chat_template"]  # noqa: Y015
+    _WhichOneofArgType__chat_template: _TypeAlias = _typing.Literal["_chat_template", b"_chat_template"]  # noqa: Y015
     _WhichOneofReturnType__chat_template_kwargs: _TypeAlias = _typing.Literal["chat_template_kwargs"]  # noqa: Y015
     _WhichOneofArgType__chat_template_kwargs: _TypeAlias = _typing.Literal["_chat_template_kwargs", b"_chat_template_kwargs"]  # noqa: Y015
     _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
     _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
+    _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
+    _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
     _WhichOneofReturnType__extra: _TypeAlias = _typing.Literal["extra"]  # noqa: Y015
     _WhichOneofArgType__extra: _TypeAlias = _typing.Literal["_extra", b"_extra"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
@@ -239,16 +291,24 @@ class ChatCompletionRequest(_message.Message):
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__reasoning_effort: _TypeAlias = _typing.Literal["reasoning_effort"]  # noqa: Y015
     _WhichOneofArgType__reasoning_effort: _TypeAlias = _typing.Literal["_reasoning_effort", b"_reasoning_effort"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__return_token_ids: _TypeAlias = _typing.Literal["return_token_ids"]  # noqa: Y015
+    _WhichOneofArgType__return_token_ids: _TypeAlias = _typing.Literal["_return_token_ids", b"_return_token_ids"]  # noqa: Y015
+    _WhichOneofReturnType__return_tokens_as_token_ids: _TypeAlias = _typing.Literal["return_tokens_as_token_ids"]  # noqa: Y015
+    _WhichOneofArgType__return_tokens_as_token_ids: _TypeAlias = _typing.Literal["_return_tokens_as_token_ids", b"_return_tokens_as_token_ids"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__service_tier: _TypeAlias = _typing.Literal["service_tier"]  # noqa: Y015
     _WhichOneofArgType__service_tier: _TypeAlias = _typing.Literal["_service_tier", b"_service_tier"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__spaces_between_special_tokens: _TypeAlias = _typing.Literal["spaces_between_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__spaces_between_special_tokens: _TypeAlias = _typing.Literal["_spaces_between_special_tokens", b"_spaces_between_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
@@ -257,12 +317,24 @@ class ChatCompletionRequest(_message.Message):
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncation_side: _TypeAlias = _typing.Literal["truncation_side"]  # noqa: Y015
+    _WhichOneofArgType__truncation_side: _TypeAlias = _typing.Literal["_truncation_side", b"_truncation_side"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chat_template) -> _WhichOneofReturnType__chat_template | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chat_template_kwargs) -> _WhichOneofReturnType__chat_template_kwargs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__extra) -> _WhichOneofReturnType__extra | None: ...
     @_typing.overload
@@ -298,15 +370,23 @@ class ChatCompletionRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_effort) -> _WhichOneofReturnType__reasoning_effort | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__return_token_ids) -> _WhichOneofReturnType__return_token_ids | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__return_tokens_as_token_ids) -> _WhichOneofReturnType__return_tokens_as_token_ids | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__service_tier) -> _WhichOneofReturnType__service_tier | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__spaces_between_special_tokens) -> _WhichOneofReturnType__spaces_between_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
@@ -315,6 +395,10 @@ class ChatCompletionRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncation_side) -> _WhichOneofReturnType__truncation_side | None: ...
 
 Global___ChatCompletionRequest: _TypeAlias = ChatCompletionRequest  # noqa: Y015
 
@@ -576,22 +660,29 @@ class StreamOptions(_message.Message):
 
     INCLUDE_USAGE_FIELD_NUMBER: _builtins.int
     INCLUDE_OBFUSCATION_FIELD_NUMBER: _builtins.int
+    CONTINUOUS_USAGE_STATS_FIELD_NUMBER: _builtins.int
     include_usage: _builtins.bool
     include_obfuscation: _builtins.bool
+    continuous_usage_stats: _builtins.bool
     def __init__(
         self,
         *,
         include_usage: _builtins.bool | None = ...,
         include_obfuscation: _builtins.bool | None = ...,
+        continuous_usage_stats: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_include_obfuscation", b"_include_obfuscation", "_include_usage", b"_include_usage", "include_obfuscation", b"include_obfuscation", "include_usage", b"include_usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_continuous_usage_stats", b"_continuous_usage_stats", "_include_obfuscation", b"_include_obfuscation", "_include_usage", b"_include_usage", "continuous_usage_stats", b"continuous_usage_stats", "include_obfuscation", b"include_obfuscation", "include_usage", b"include_usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_include_obfuscation", b"_include_obfuscation", "_include_usage", b"_include_usage", "include_obfuscation", b"include_obfuscation", "include_usage", b"include_usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_continuous_usage_stats", b"_continuous_usage_stats", "_include_obfuscation", b"_include_obfuscation", "_include_usage", b"_include_usage", "continuous_usage_stats", b"continuous_usage_stats", "include_obfuscation", b"include_obfuscation", "include_usage", b"include_usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__continuous_usage_stats: _TypeAlias = _typing.Literal["continuous_usage_stats"]  # noqa: Y015
+    _WhichOneofArgType__continuous_usage_stats: _TypeAlias = _typing.Literal["_continuous_usage_stats", b"_continuous_usage_stats"]  # noqa: Y015
     _WhichOneofReturnType__include_obfuscation: _TypeAlias = _typing.Literal["include_obfuscation"]  # noqa: Y015
     _WhichOneofArgType__include_obfuscation: _TypeAlias = _typing.Literal["_include_obfuscation", b"_include_obfuscation"]  # noqa: Y015
     _WhichOneofReturnType__include_usage: _TypeAlias = _typing.Literal["include_usage"]  # noqa: Y015
     _WhichOneofArgType__include_usage: _TypeAlias = _typing.Literal["_include_usage", b"_include_usage"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continuous_usage_stats) -> _WhichOneofReturnType__continuous_usage_stats | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__include_obfuscation) -> _WhichOneofReturnType__include_obfuscation | None: ...
     @_typing.overload
@@ -722,6 +813,8 @@ class ChatCompletionResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     created: _builtins.int
     """Unix seconds"""
@@ -730,6 +823,10 @@ class ChatCompletionResponse(_message.Message):
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatChoice]: ...
     @_builtins.property
     def usage(self) -> Global___Usage: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptTokenLogprobs]: ...
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -738,10 +835,12 @@ class ChatCompletionResponse(_message.Message):
         model: _builtins.str = ...,
         choices: _abc.Iterable[Global___ChatChoice] | None = ...,
         usage: Global___Usage | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___PromptTokenLogprobs] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "created", b"created", "id", b"id", "model", b"model", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "created", b"created", "id", b"id", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -755,6 +854,7 @@ class ChatChoice(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     finish_reason: _builtins.str
     """stop, length, tool_calls"""
@@ -762,6 +862,8 @@ class ChatChoice(_message.Message):
     def message(self) -> Global___AssistantMessage: ...
     @_builtins.property
     def logprobs(self) -> Global___ChatLogprobs: ...
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -769,10 +871,11 @@ class ChatChoice(_message.Message):
         message: Global___AssistantMessage | None = ...,
         logprobs: Global___ChatLogprobs | None = ...,
         finish_reason: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "message", b"message", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -823,6 +926,8 @@ class ChatCompletionChunk(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     created: _builtins.int
     model: _builtins.str
@@ -830,8 +935,12 @@ class ChatCompletionChunk(_message.Message):
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatChunkChoice]: ...
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """in the last one, where stream_options.include_usage asks for it"""
+        """in the last one, or in all, as stream_options ask for it"""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptTokenLogprobs]: ...
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -840,10 +949,12 @@ class ChatCompletionChunk(_message.Message):
         model: _builtins.str = ...,
         choices: _abc.Iterable[Global___ChatChunkChoice] | None = ...,
         usage: Global___Usage | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___PromptTokenLogprobs] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "created", b"created", "id", b"id", "model", b"model", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "created", b"created", "id", b"id", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -857,12 +968,15 @@ class ChatChunkChoice(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     finish_reason: _builtins.str
     @_builtins.property
     def delta(self) -> Global___ChatDelta: ...
     @_builtins.property
     def logprobs(self) -> Global___ChatLogprobs: ...
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -870,10 +984,11 @@ class ChatChunkChoice(_message.Message):
         delta: Global___ChatDelta | None = ...,
         logprobs: Global___ChatLogprobs | None = ...,
         finish_reason: _builtins.str | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finish_reason", b"_finish_reason", "delta", b"delta", "finish_reason", b"finish_reason", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish_reason", b"_finish_reason", "delta", b"delta", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish_reason", b"_finish_reason", "delta", b"delta", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finish_reason: _TypeAlias = _typing.Literal["finish_reason"]  # noqa: Y015
     _WhichOneofArgType__finish_reason: _TypeAlias = _typing.Literal["_finish_reason", b"_finish_reason"]  # noqa: Y015
@@ -1041,11 +1156,16 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_DETAILS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_DETAILS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     total_tokens: _builtins.int
     @_builtins.property
     def prompt_tokens_details(self) -> Global___PromptTokensDetails: ...
+    @_builtins.property
+    def completion_tokens_details(self) -> Global___CompletionTokensDetails:
+        """of models that reason"""
+
     def __init__(
         self,
         *,
@@ -1053,10 +1173,11 @@ class Usage(_message.Message):
         completion_tokens: _builtins.int = ...,
         total_tokens: _builtins.int = ...,
         prompt_tokens_details: Global___PromptTokensDetails | None = ...,
+        completion_tokens_details: Global___CompletionTokensDetails | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens_details", b"prompt_tokens_details"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion_tokens_details", b"completion_tokens_details", "prompt_tokens_details", b"prompt_tokens_details"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "prompt_tokens_details", b"prompt_tokens_details", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "completion_tokens_details", b"completion_tokens_details", "prompt_tokens", b"prompt_tokens", "prompt_tokens_details", b"prompt_tokens_details", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1081,6 +1202,75 @@ class PromptTokensDetails(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptTokensDetails: _TypeAlias = PromptTokensDetails  # noqa: Y015
+
+@_typing.final
+class CompletionTokensDetails(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    reasoning_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        reasoning_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompletionTokensDetails: _TypeAlias = CompletionTokensDetails  # noqa: Y015
+
+@_typing.final
+class PromptTokenLogprobs(_message.Message):
+    """One token of the prompt first, then the likeliest at its place. None: it is the prompt's first one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprob]: ...
+    def __init__(
+        self,
+        *,
+        candidates: _abc.Iterable[Global___PromptLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptTokenLogprobs: _TypeAlias = PromptTokenLogprobs  # noqa: Y015
+
+@_typing.final
+class PromptLogprob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    DECODED_TOKEN_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    logprob: _builtins.float
+    rank: _builtins.int
+    decoded_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        decoded_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoded_token", b"decoded_token", "logprob", b"logprob", "rank", b"rank", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprob: _TypeAlias = PromptLogprob  # noqa: Y015
 
 @_typing.final
 class CompletionRequest(_message.Message):
@@ -1138,6 +1328,16 @@ class CompletionRequest(_message.Message):
     GUIDED_GRAMMAR_FIELD_NUMBER: _builtins.int
     SERVICE_TIER_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKENS_AS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SPACES_BETWEEN_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     EXTRA_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     echo: _builtins.bool
@@ -1162,6 +1362,14 @@ class CompletionRequest(_message.Message):
     guided_grammar: _builtins.str
     service_tier: _builtins.str
     priority: _builtins.int
+    prompt_logprobs: _builtins.int
+    cache_salt: _builtins.str
+    truncate_prompt_tokens: _builtins.int
+    truncation_side: _builtins.str
+    return_token_ids: _builtins.bool
+    return_tokens_as_token_ids: _builtins.bool
+    spaces_between_special_tokens: _builtins.bool
+    add_special_tokens: _builtins.bool
     extra: _builtins.str
     @_builtins.property
     def prompt(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prompt]:
@@ -1181,6 +1389,10 @@ class CompletionRequest(_message.Message):
     def structured_outputs(self) -> Global___StructuredOutputs: ...
     @_builtins.property
     def guided_choice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1214,12 +1426,26 @@ class CompletionRequest(_message.Message):
         guided_grammar: _builtins.str | None = ...,
         service_tier: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        cache_salt: _builtins.str | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        truncation_side: _builtins.str | None = ...,
+        return_token_ids: _builtins.bool | None = ...,
+        return_tokens_as_token_ids: _builtins.bool | None = ...,
+        spaces_between_special_tokens: _builtins.bool | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
         extra: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_extra", b"_extra", "_frequency_penalty", b"_frequency_penalty", "_guided_grammar", b"_guided_grammar", "_guided_json", b"_guided_json", "_guided_regex", b"_guided_regex", "_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_service_tier", b"_service_tier", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "echo", b"echo", "extra", b"extra", "frequency_penalty", b"frequency_penalty", "guided_grammar", b"guided_grammar", "guided_json", b"guided_json", "guided_regex", b"guided_regex", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "service_tier", b"service_tier", "skip_special_tokens", b"skip_special_tokens", "stream_options", b"stream_options", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_echo", b"_echo", "_extra", b"_extra", "_frequency_penalty", b"_frequency_penalty", "_guided_grammar", b"_guided_grammar", "_guided_json", b"_guided_json", "_guided_regex", b"_guided_regex", "_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_return_token_ids", b"_return_token_ids", "_return_tokens_as_token_ids", b"_return_tokens_as_token_ids", "_seed", b"_seed", "_service_tier", b"_service_tier", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_truncation_side", b"_truncation_side", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "echo", b"echo", "extra", b"extra", "frequency_penalty", b"frequency_penalty", "guided_grammar", b"guided_grammar", "guided_json", b"guided_json", "guided_regex", b"guided_regex", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "return_token_ids", b"return_token_ids", "return_tokens_as_token_ids", b"return_tokens_as_token_ids", "seed", b"seed", "service_tier", b"service_tier", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "stream_options", b"stream_options", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_extra", b"_extra", "_frequency_penalty", b"_frequency_penalty", "_guided_grammar", b"_guided_grammar", "_guided_json", b"_guided_json", "_guided_regex", b"_guided_regex", "_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_service_tier", b"_service_tier", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "echo", b"echo", "extra", b"extra", "frequency_penalty", b"frequency_penalty", "guided_choice", b"guided_choice", "guided_grammar", b"guided_grammar", "guided_json", b"guided_json", "guided_regex", b"guided_regex", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "seed", b"seed", "service_tier", b"service_tier", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_options", b"stream_options", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_echo", b"_echo", "_extra", b"_extra", "_frequency_penalty", b"_frequency_penalty", "_guided_grammar", b"_guided_grammar", "_guided_json", b"_guided_json", "_guided_regex", b"_guided_regex", "_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_return_token_ids", b"_return_token_ids", "_return_tokens_as_token_ids", b"_return_tokens_as_token_ids", "_seed", b"_seed", "_service_tier", b"_service_tier", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_truncation_side", b"_truncation_side", "add_special_tokens", b"add_special_tokens", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "echo", b"echo", "extra", b"extra", "frequency_penalty", b"frequency_penalty", "guided_choice", b"guided_choice", "guided_grammar", b"guided_grammar", "guided_json", b"guided_json", "guided_regex", b"guided_regex", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "response_format", b"response_format", "return_token_ids", b"return_token_ids", "return_tokens_as_token_ids", b"return_tokens_as_token_ids", "seed", b"seed", "service_tier", b"service_tier", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "stream_options", b"stream_options", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
+    _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
     _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
     _WhichOneofReturnType__extra: _TypeAlias = _typing.Literal["extra"]  # noqa: Y015
@@ -1250,20 +1476,36 @@ class CompletionRequest(_message.Message):
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__return_token_ids: _TypeAlias = _typing.Literal["return_token_ids"]  # noqa: Y015
+    _WhichOneofArgType__return_token_ids: _TypeAlias = _typing.Literal["_return_token_ids", b"_return_token_ids"]  # noqa: Y015
+    _WhichOneofReturnType__return_tokens_as_token_ids: _TypeAlias = _typing.Literal["return_tokens_as_token_ids"]  # noqa: Y015
+    _WhichOneofArgType__return_tokens_as_token_ids: _TypeAlias = _typing.Literal["_return_tokens_as_token_ids", b"_return_tokens_as_token_ids"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__service_tier: _TypeAlias = _typing.Literal["service_tier"]  # noqa: Y015
     _WhichOneofArgType__service_tier: _TypeAlias = _typing.Literal["_service_tier", b"_service_tier"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__spaces_between_special_tokens: _TypeAlias = _typing.Literal["spaces_between_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__spaces_between_special_tokens: _TypeAlias = _typing.Literal["_spaces_between_special_tokens", b"_spaces_between_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncation_side: _TypeAlias = _typing.Literal["truncation_side"]  # noqa: Y015
+    _WhichOneofArgType__truncation_side: _TypeAlias = _typing.Literal["_truncation_side", b"_truncation_side"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
     @_typing.overload
@@ -1295,7 +1537,13 @@ class CompletionRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__return_token_ids) -> _WhichOneofReturnType__return_token_ids | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__return_tokens_as_token_ids) -> _WhichOneofReturnType__return_tokens_as_token_ids | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -1303,11 +1551,17 @@ class CompletionRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__spaces_between_special_tokens) -> _WhichOneofReturnType__spaces_between_special_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncation_side) -> _WhichOneofReturnType__truncation_side | None: ...
 
 Global___CompletionRequest: _TypeAlias = CompletionRequest  # noqa: Y015
 
@@ -1405,7 +1659,7 @@ class CompletionChunk(_message.Message):
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionChoice]: ...
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """in the last one, where stream_options.include_usage asks for it"""
+        """in the last one, or in all, as stream_options ask for it"""
 
     def __init__(
         self,
@@ -1432,6 +1686,9 @@ class CompletionChoice(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text: _builtins.str
     finish_reason: _builtins.str
@@ -1440,6 +1697,12 @@ class CompletionChoice(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletionLogprob]:
         """one for each token of the text"""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptTokenLogprobs]: ...
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1447,10 +1710,13 @@ class CompletionChoice(_message.Message):
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[Global___CompletionLogprob] | None = ...,
         finish_reason: _builtins.str | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___PromptTokenLogprobs] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finish_reason", b"_finish_reason", "finish_reason", b"finish_reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish_reason", b"_finish_reason", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish_reason", b"_finish_reason", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finish_reason: _TypeAlias = _typing.Literal["finish_reason"]  # noqa: Y015
     _WhichOneofArgType__finish_reason: _TypeAlias = _typing.Literal["_finish_reason", b"_finish_reason"]  # noqa: Y015
@@ -1615,6 +1881,8 @@ class TokenizeRequest(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     EXTRA_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
@@ -1625,6 +1893,7 @@ class TokenizeRequest(_message.Message):
     add_generation_prompt: _builtins.bool
     continue_final_message: _builtins.bool
     chat_template_kwargs: _builtins.str
+    chat_template: _builtins.str
     extra: _builtins.str
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]: ...
@@ -1632,6 +1901,8 @@ class TokenizeRequest(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]: ...
     @_builtins.property
     def tool_choice(self) -> Global___ToolChoice: ...
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1646,16 +1917,20 @@ class TokenizeRequest(_message.Message):
         add_generation_prompt: _builtins.bool | None = ...,
         continue_final_message: _builtins.bool | None = ...,
         chat_template_kwargs: _builtins.str | None = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        chat_template: _builtins.str | None = ...,
         extra: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "_chat_template_kwargs", b"_chat_template_kwargs", "_continue_final_message", b"_continue_final_message", "_extra", b"_extra", "_prompt", b"_prompt", "_reasoning_effort", b"_reasoning_effort", "_return_token_strs", b"_return_token_strs", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "extra", b"extra", "prompt", b"prompt", "reasoning_effort", b"reasoning_effort", "return_token_strs", b"return_token_strs", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "_chat_template", b"_chat_template", "_chat_template_kwargs", b"_chat_template_kwargs", "_continue_final_message", b"_continue_final_message", "_extra", b"_extra", "_prompt", b"_prompt", "_reasoning_effort", b"_reasoning_effort", "_return_token_strs", b"_return_token_strs", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "chat_template", b"chat_template", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "extra", b"extra", "prompt", b"prompt", "reasoning_effort", b"reasoning_effort", "return_token_strs", b"return_token_strs", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "_chat_template_kwargs", b"_chat_template_kwargs", "_continue_final_message", b"_continue_final_message", "_extra", b"_extra", "_prompt", b"_prompt", "_reasoning_effort", b"_reasoning_effort", "_return_token_strs", b"_return_token_strs", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "extra", b"extra", "messages", b"messages", "model", b"model", "prompt", b"prompt", "reasoning_effort", b"reasoning_effort", "return_token_strs", b"return_token_strs", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "_chat_template", b"_chat_template", "_chat_template_kwargs", b"_chat_template_kwargs", "_continue_final_message", b"_continue_final_message", "_extra", b"_extra", "_prompt", b"_prompt", "_reasoning_effort", b"_reasoning_effort", "_return_token_strs", b"_return_token_strs", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "chat_template", b"chat_template", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "documents", b"documents", "extra", b"extra", "messages", b"messages", "model", b"model", "prompt", b"prompt", "reasoning_effort", b"reasoning_effort", "return_token_strs", b"return_token_strs", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__chat_template: _TypeAlias = _typing.Literal["chat_template"]  # noqa: Y015
+    _WhichOneofArgType__chat_template: _TypeAlias = _typing.Literal["_chat_template", b"_chat_template"]  # noqa: Y015
     _WhichOneofReturnType__chat_template_kwargs: _TypeAlias = _typing.Literal["chat_template_kwargs"]  # noqa: Y015
     _WhichOneofArgType__chat_template_kwargs: _TypeAlias = _typing.Literal["_chat_template_kwargs", b"_chat_template_kwargs"]  # noqa: Y015
     _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
@@ -1672,6 +1947,8 @@ class TokenizeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chat_template) -> _WhichOneofReturnType__chat_template | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chat_template_kwargs) -> _WhichOneofReturnType__chat_template_kwargs | None: ...
     @_typing.overload

@@ -99,7 +99,10 @@ def _set(message: Any, name: str, value: Any) -> None:
     if name == "content" and isinstance(value, list):
         field, name = message.DESCRIPTOR.fields_by_name["content_parts"], "content_parts"
     if field.GetOptions().Extensions[api.json_text]:
-        setattr(message, name, value if isinstance(value, str) else json.dumps(value))
+        if field.is_repeated:
+            getattr(message, name).extend(json.dumps(one) for one in value)
+        else:
+            setattr(message, name, value if isinstance(value, str) else json.dumps(value))
     elif name == "prompt" and isinstance(message, api.CompletionRequest):
         several = isinstance(value, list) and value and not isinstance(value[0], int)
         message.prompt.extend(_prompt(one) for one in (value if several else [value]))

@@ -69,7 +69,17 @@ def _mend_nothing(answer: _Object) -> None:
     pass
 
 
+def _mend_prompt_logprobs(holder: _Object) -> None:
+    told = holder.get("prompt_logprobs")
+    if told is not None:
+        holder["prompt_logprobs"] = [
+            {"candidates": [{"token_id": int(token_id), **of_token} for token_id, of_token in (entry or {}).items()]}
+            for entry in told
+        ]
+
+
 def _mend_chat(answer: _Object) -> None:
+    _mend_prompt_logprobs(answer)
     for choice in answer["choices"]:
         said = choice.get("delta")
         if said is None:
@@ -88,6 +98,7 @@ def _mend_chat(answer: _Object) -> None:
 
 def _mend_completion(answer: _Object) -> None:
     for choice in answer["choices"]:
+        _mend_prompt_logprobs(choice)
         logprobs = choice["logprobs"]
         if logprobs is not None:
             choice["logprobs"] = [
