@@ -12,6 +12,7 @@ import yaml
 from antiphon.configuration import load, specs
 from antiphon_gateway.options import GatewayOptions
 from antiphon_operator.options import OperatorOptions
+from antiphon_proto import inference_pb2 as api
 
 from tests.support import chart, manifests
 from tests.support.option_words import parsed
@@ -33,6 +34,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "route": {
         "gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["a.example"]}}
+    },
+    "gRPC": {
+        "gateway": {
+            "grpc": {
+                "enabled": True,
+                "port": 9000,
+                "ingressAnnotations": {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"},
+            },
+            "ingress": {"enabled": True, "host": "llm.example"},
+            "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+        }
     },
     "no gateway": {"gateway": {"enabled": False}},
     "everything told": {
@@ -191,6 +203,23 @@ def test_the_chart_can_be_packaged_and_the_package_renders(tmp_path: Path) -> No
     with helm_python.Chart.load(archive) as loaded:
         assert loaded.name == "antiphon"
         assert loaded.render({}, name="antiphon", namespace="antiphon")
+
+
+def test_grpc_is_at_its_port_everywhere_or_nowhere() -> None:
+    objects = chart.render(VARIANTS["gRPC"])
+    (gateway,) = chart.find(objects, "Deployment", "antiphon-gateway")["spec"]["template"]["spec"]["containers"]
+    assert "--grpc-port=8001" in gateway["args"]
+    assert {"name": "grpc", "containerPort": 8001} in gateway["ports"]
+    for name, port in (("antiphon-gateway", 9000), ("antiphon-gateway-pods", 8001)):
+        ports = {one["name"]: one for one in chart.find(objects, "Service", name)["spec"]["ports"]}
+        assert (ports["grpc"]["port"], ports["grpc"]["targetPort"]) == (port, "grpc")
+    (rule,) = chart.find(objects, "NetworkPolicy", "antiphon-gateway")["spec"]["ingress"]
+    assert {one["port"] for one in rule["ports"]} == {8000, 8001}
+    path = chart.find(objects, "Ingress", "antiphon-gateway-grpc")["spec"]["rules"][0]["http"]["paths"][0]
+    assert path["path"] == "/" + api.DESCRIPTOR.services_by_name["Inference"].full_name
+    route = chart.find(objects, "GRPCRoute", "antiphon-gateway")["spec"]["rules"][0]
+    assert route["backendRefs"][0]["port"] == 9000
+    assert "grpc-port" not in yaml.safe_dump(chart.render({}))
 
 
 def test_the_gateway_goes_only_after_its_longest_stream() -> None:
