@@ -15,7 +15,8 @@ from antiphon_engine.gang.runner import Meeting
 from antiphon_engine.interface import KvMemory, ModelInfo
 from antiphon_engine.parallel import ParallelShape, check_shape, kv_part
 from antiphon_engine.torch_engine.attention import unsupported_reason
-from antiphon_engine.torch_engine.checkpoint import CheckpointInfo, inspect_checkpoint
+from antiphon_engine.torch_engine.checkpoint import inspect_checkpoint
+from antiphon_engine.torch_engine.checkpoint_info import CheckpointInfo
 from antiphon_engine.torch_engine.demo import default_cache_dir, prepare_demo
 from antiphon_engine.torch_engine.errors import BadSettings, UnsupportedModel
 from antiphon_engine.torch_engine.factory import DEMO, TorchSettings, model_info, torch_dtype
@@ -34,7 +35,7 @@ _POOL_CONTEXTS = 16
 
 class TorchRankSettings(msgspec.Struct, frozen=True):
     folder: str
-    """The same path on every machine."""
+    """Or a GGUF file. The same path on every machine."""
     engine: TorchSettings
 
 

@@ -1,7 +1,7 @@
-"""A model from a Hugging Face folder: checked first, then loaded, or refused in one sentence.
+"""A model from a Hugging Face folder or a GGUF file: checked first, then loaded, or refused in one sentence.
 
-Nothing in the folder is trusted to be right, and nothing in it is run: weights come from safetensors only, model code
-only from transformers, and nothing is looked for on the network. A tensor that the model needs and the folder lacks
+Nothing in it is trusted to be right, and nothing in it is run: weights come from safetensors and GGUF only, model code
+only from transformers, and nothing is looked for on the network. A tensor that the model needs and its files lack
 is an error, never a random number. Whether the model fits into memory is asked before it is loaded.
 """
 
@@ -20,6 +20,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from antiphon_engine.torch_engine.attention import unsupported_reason
+from antiphon_engine.torch_engine.checkpoint_info import ARCHITECTURES, CheckpointInfo
 from antiphon_engine.torch_engine.errors import (
     BadModelFolder,
     DamagedCheckpoint,
@@ -27,43 +28,14 @@ from antiphon_engine.torch_engine.errors import (
     TorchEngineError,
     UnsupportedModel,
 )
+from antiphon_engine.torch_engine.gguf_model.file import is_gguf
+from antiphon_engine.torch_engine.gguf_model.inspection import inspect_gguf
 from antiphon_engine.torch_engine.memory_estimate import estimate_bytes
+from antiphon_engine.torch_engine.parallel.rank_model import load_whole_model
 from antiphon_engine.torch_engine.system_memory import available_memory_bytes
 from antiphon_engine.torch_engine.weights import content_revision, read_weight_files
 
 logger = logging.getLogger("antiphon.engine.torch")
-
-ARCHITECTURES: tuple[str, ...] = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """What a folder says of its model, read without loading weights."""
-
-    folder: Path
-    config: PreTrainedConfig
-    architecture: str
-    revision: str
-    """Digest of config and weights (`weights.content_revision`)."""
-    layers: int
-    kv_heads: int
-    head_dim: int
-    max_context_tokens: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    tokenizer_json: bytes
-    tokenizer_config_json: str
-    chat_template: str
-    """Empty if there is none."""
-    bos_token: str
-    eos_token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +45,27 @@ class LoadedModel:
     info: CheckpointInfo
 
 
-def load_checkpoint(folder: Path, dtype: torch.dtype, *, available_bytes: int | None = None) -> LoadedModel:
+def load_checkpoint(path: Path, dtype: torch.dtype, *, available_bytes: int | None = None) -> LoadedModel:
     """Inspect and load. Refuses if the weights need more than `available_bytes` (None: what the system says).
 
     Raises TorchEngineError.
     """
-    info = inspect_checkpoint(folder)
+    info = inspect_checkpoint(path)
     available = available_memory_bytes() if available_bytes is None else available_bytes
     needed = estimate_bytes(info.config, dtype, 0, 1)
     return LoadedModel(load_weights(info, dtype, needed_bytes=needed, available_bytes=available), info)
 
 
-def inspect_checkpoint(folder: Path) -> CheckpointInfo:
+def inspect_checkpoint(path: Path) -> CheckpointInfo:
     """Everything that can be known, and refused, without loading weights. Raises TorchEngineError."""
+    return inspect_gguf(path) if is_gguf(path) else _inspect_folder(path)
+
+
+def _inspect_folder(folder: Path) -> CheckpointInfo:
     if not folder.is_dir():
-        raise BadModelFolder(f"{folder} is not a folder: name one that holds config.json and *.safetensors")
+        raise BadModelFolder(
+            f"{folder} is not a folder: name one that holds config.json and *.safetensors, or a GGUF file"
+        )
     config_bytes = _content(folder, "config.json")
     raw_config = _json_object(folder / "config.json", config_bytes)
     config, architecture = _config(folder, raw_config)
@@ -99,7 +77,7 @@ def inspect_checkpoint(folder: Path) -> CheckpointInfo:
     eos_token = _token_text(tokenizer_config.get("eos_token"))
     heads = int(config.num_attention_heads)
     return CheckpointInfo(
-        folder=folder,
+        path=folder,
         config=config,
         architecture=architecture,
         revision=content_revision(config_bytes, files),
@@ -123,15 +101,21 @@ def load_weights(
     """The model in eval mode, unless `needed_bytes` in all are more than `available_bytes` (None: not known)."""
     if available_bytes is not None and needed_bytes > available_bytes:
         raise NotEnoughMemory(
-            f"{info.folder} needs about {needed_bytes / 1e9:.1f} GB of memory in {dtype_name(dtype)} with its KV pool, "
+            f"{info.path} needs about {needed_bytes / 1e9:.1f} GB of memory in {dtype_name(dtype)} with its KV pool, "
             f"and {available_bytes / 1e9:.1f} GB are available: free memory, or choose a smaller model, dtype or pool"
         )
+    if is_gguf(info.path):
+        return load_whole_model(info.path, info.config, dtype)
+    return _load_folder(info, dtype)
+
+
+def _load_folder(info: CheckpointInfo, dtype: torch.dtype) -> PreTrainedModel:
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     model_class: type[PreTrainedModel] = getattr(transformers, info.architecture)
     try:
         model, report = model_class.from_pretrained(
-            info.folder,
+            info.path,
             config=info.config,
             dtype=dtype,
             use_safetensors=True,
@@ -146,9 +130,9 @@ def load_weights(
     except Exception as error:
         # Whatever the library trips over here, the folder's weights do not make the model that its config describes.
         raise DamagedCheckpoint(
-            f"{info.folder} cannot be loaded ({_first_line(error)}): get the model's files again"
+            f"{info.path} cannot be loaded ({_first_line(error)}): get the model's files again"
         ) from error
-    _refuse_incomplete(info.folder, report)
+    _refuse_incomplete(info.path, report)
     return model.eval()
 
 

@@ -1,4 +1,4 @@
-"""From settings to a running executor: find the folder, check it, size the KV pool, load, hand over.
+"""From settings to a running executor: find the model, check it, size the KV pool, load, hand over.
 
 Everything that can be refused is refused before weights are loaded, as a TorchEngineError with an exit code.
 """
@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 
 from antiphon_engine.interface import ModelInfo
-from antiphon_engine.torch_engine.checkpoint import CheckpointInfo, inspect_checkpoint, load_weights
+from antiphon_engine.torch_engine.checkpoint import inspect_checkpoint, load_weights
+from antiphon_engine.torch_engine.checkpoint_info import CheckpointInfo
 from antiphon_engine.torch_engine.demo import default_cache_dir, prepare_demo
 from antiphon_engine.torch_engine.errors import BadSettings, NotEnoughMemory
 from antiphon_engine.torch_engine.executor import TorchExecutor
+from antiphon_engine.torch_engine.gguf_model.file import is_gguf
 from antiphon_engine.torch_engine.memory_estimate import blocks_for_memory, estimate_bytes, kv_shape
 from antiphon_engine.torch_engine.sampler import Sampler
 from antiphon_engine.torch_engine.system_memory import available_memory_bytes
@@ -37,9 +39,9 @@ class TorchSettings:
     """What to serve, and how much memory it may take."""
 
     model: str = DEMO
-    """`demo`, or a Hugging Face folder with safetensors weights."""
+    """`demo`, a Hugging Face folder with safetensors weights, or a GGUF file."""
     name: str = ""
-    """What clients call the model; empty: the folder's name, or `demo`."""
+    """What clients call the model; empty: the folder's or the file's name, or `demo`."""
     dtype: str = "bfloat16"
     """bfloat16 or float32."""
     kv_blocks: int = 0
@@ -90,10 +92,10 @@ def model_info(checkpoint: CheckpointInfo, settings: TorchSettings, dtype: torch
     longest = checkpoint.max_context_tokens
     if settings.max_context_tokens > longest:
         raise BadSettings(
-            f"max_context_tokens is {settings.max_context_tokens} but {checkpoint.folder} was made for {longest}: "
+            f"max_context_tokens is {settings.max_context_tokens} but {checkpoint.path} was made for {longest}: "
             "choose a smaller one, or 0"
         )
-    default_name = DEMO if settings.model == DEMO else checkpoint.folder.resolve().name
+    default_name = DEMO if settings.model == DEMO else _name_of(checkpoint.path)
     return ModelInfo(
         model=settings.name or default_name,
         revision=checkpoint.revision,
@@ -112,6 +114,11 @@ def model_info(checkpoint: CheckpointInfo, settings: TorchSettings, dtype: torch
         layers=checkpoint.layers,
         kv_heads=checkpoint.kv_heads,
     )
+
+
+def _name_of(path: Path) -> str:
+    """The folder's, or the file's without its ending."""
+    return path.stem if is_gguf(path) else path.resolve().name
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -154,7 +161,7 @@ def _pool_blocks(
     fitting = blocks_for_memory(checkpoint.config, dtype, settings.block_tokens, available_bytes)
     if fitting < 1:
         raise NotEnoughMemory(
-            f"{checkpoint.folder} in {settings.dtype} leaves no room for a KV pool in the "
+            f"{checkpoint.path} in {settings.dtype} leaves no room for a KV pool in the "
             f"{available_bytes / 1e9:.1f} GB that are available: free memory, or choose a smaller model or dtype"
         )
     return max(1, min(most, fitting, int(available_bytes * _DEFAULT_POOL_SHARE) // block_bytes))

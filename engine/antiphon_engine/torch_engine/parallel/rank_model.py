@@ -18,13 +18,18 @@ from antiphon_engine.torch_engine.parallel.collectives import install_collective
 from antiphon_engine.torch_engine.parallel.cuts import EMBEDDING, HEAD, rank_cuts, styles
 from antiphon_engine.torch_engine.parallel.groups import Groups
 from antiphon_engine.torch_engine.parallel.skeleton import Skeleton, build_skeleton
-from antiphon_engine.torch_engine.parallel.slices import SliceReader
+from antiphon_engine.torch_engine.parallel.slices import Slices, open_slices
 
 _GROUPED_ROW_BYTES = 16
 
 
+def load_whole_model(path: Path, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """All of the model, in eval mode. Raises TorchEngineError."""
+    return _loaded(path, build_skeleton(config, ParallelShape(), 0), dtype).model
+
+
 def load_rank_model(
-    folder: Path, config: Any, dtype: torch.dtype, shape: ParallelShape, rank: int, groups: Groups
+    path: Path, config: Any, dtype: torch.dtype, shape: ParallelShape, rank: int, groups: Groups
 ) -> Skeleton:
     """The skeleton with all its parameters in `dtype`, summing over the stage's ranks where it has to.
 
@@ -32,14 +37,7 @@ def load_rank_model(
     """
     skeleton = build_skeleton(config, shape, rank)
     plan = styles(skeleton)
-    with SliceReader(folder) as files:
-        _fill(skeleton, files, dtype)
-        if skeleton.tied:
-            _tie(skeleton.model, files.names)
-    _avoid_uneven_experts(skeleton.model, dtype)
-    install_collectives(skeleton, plan, groups)
-    _rebuild_rotary(skeleton.model)
-    _refuse_empty(skeleton.model)
+    install_collectives(_loaded(path, skeleton, dtype), plan, groups)
     return skeleton
 
 
@@ -61,7 +59,19 @@ def rank_estimate_bytes(
     return weights + rank_kv_shape(config, skeleton, block_tokens).block_bytes(dtype) * num_blocks + RUNTIME_BYTES
 
 
-def _fill(skeleton: Skeleton, files: SliceReader, dtype: torch.dtype) -> None:
+def _loaded(path: Path, skeleton: Skeleton, dtype: torch.dtype) -> Skeleton:
+    """With all its parameters, from a folder or a GGUF file."""
+    with open_slices(path) as files:
+        _fill(skeleton, files, dtype)
+        if skeleton.tied:
+            _tie(skeleton.model, files.names)
+    _avoid_uneven_experts(skeleton.model, dtype)
+    _rebuild_rotary(skeleton.model)
+    _refuse_empty(skeleton.model)
+    return skeleton
+
+
+def _fill(skeleton: Skeleton, files: Slices, dtype: torch.dtype) -> None:
     for cut in rank_cuts(skeleton, files.names):
         values = torch.empty(cut.shape, dtype=dtype) if cut.pieces else torch.zeros(cut.shape, dtype=dtype)
         for piece in cut.pieces:

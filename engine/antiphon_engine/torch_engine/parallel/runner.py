@@ -46,7 +46,7 @@ logger = logging.getLogger("antiphon.engine.torch")
 @dataclass(frozen=True, slots=True)
 class RankSettings:
     folder: Path
-    """With config.json, tokenizer and safetensors weights; the same content for every rank."""
+    """With config.json, tokenizer and safetensors weights, or a GGUF file; the same content for every rank."""
     shape: ParallelShape
     rank: int
     dtype: str = "bfloat16"

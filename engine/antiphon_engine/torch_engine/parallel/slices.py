@@ -1,4 +1,4 @@
-"""Reads slices of tensors from the safetensors files of a folder, without ever holding a whole tensor.
+"""Reads slices of tensors from a model's files, without ever holding a whole tensor. `SliceReader`: of safetensors.
 
 Rows are read in pieces of a few megabytes, of which the wanted columns are kept. So a rank's memory while loading is
 its own weights and one such piece, however big the model's matrices are. Files are read, not mapped: pages of a mapped
@@ -8,18 +8,45 @@ file would count as this process's memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import torch
 
 from antiphon_engine.torch_engine.errors import DamagedCheckpoint
+from antiphon_engine.torch_engine.gguf_model.file import is_gguf
+from antiphon_engine.torch_engine.gguf_model.slices import GgufSlices
 from antiphon_engine.torch_engine.weights import TensorEntry, read_weight_files
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PIECE_BYTES = 8 * 1024 * 1024
+
+
+class Slices(Protocol):
+    """Tensors of one model, by the names that a Hugging Face checkpoint has for them."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def read(self, name: str, shape: tuple[int, ...], rows: range, columns: range | None, into: torch.Tensor) -> None:
+        """Fill `into` with these rows and columns (None: all) of a tensor that has to have this shape.
+
+        Raises DamagedCheckpoint.
+        """
+        ...
+
+    def __enter__(self) -> Slices: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_slices(path: Path) -> Slices:
+    """Of a folder or a GGUF file; to be used as a context. Raises TorchEngineError."""
+    return GgufSlices(path) if is_gguf(path) else SliceReader(path)
 
 
 class SliceReader:
@@ -33,7 +60,7 @@ class SliceReader:
         self._open: dict[Path, BinaryIO] = {}
 
     @property
-    def names(self) -> Mapping[str, object]:
+    def names(self) -> Collection[str]:
         """All tensors of the folder."""
         return self._places
 
