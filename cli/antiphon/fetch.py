@@ -1,12 +1,15 @@
 """`antiphon fetch hf://org/name --to FOLDER`: the weights of a model, in a folder named by its commit.
 
+`hf://org/name/file.gguf` is one file of a repository: it lies by itself in the folder `org--name--file.gguf--<commit>`.
+
 Run by the operator in an init container or a Job, and useful by hand. The folder `FOLDER/org--name--<commit>` appears
 all at once: files are downloaded beside it, flushed to disk, and then the folder is renamed. So whoever sees it sees
 all of it; a run that was killed leaves only a hidden folder, whose whole files the next one keeps. Two at once: the
 second waits for the first, and where the file system knows no locks each downloads for itself and one renames.
 
-Only safetensors, JSON, tokenizer and text files are taken, never pickles or code. What may fail is a `FetchError`,
-whose message says which field of the Model to look at and whose exit code says whether starting again may help.
+Of a repository only safetensors, JSON, tokenizer and text files are taken, never pickles or code. What may fail is a
+`FetchError`, whose message says which field of the Model to look at and whose exit code says whether starting again may
+help.
 """
 
 from __future__ import annotations
@@ -35,14 +38,21 @@ from antiphon.fetch_errors import MODEL, FetchError, Wording, explained
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import ModelInfo
 
 TAKEN = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken", "tokenizer.model", "*.spm")
 """Of the files at the top of a repository."""
 LEFT = ("consolidated*.safetensors", "training_args*", ".*")
 """`consolidated` files hold the same weights a second time."""
 
-_URI = re.compile(r"^hf://([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)$")
+_NAME = r"[A-Za-z0-9._-]+"
+PLACE = rf"({_NAME}/{_NAME})(?:/((?:{_NAME}/)*{_NAME}\.gguf))?"
+"""A repository, and maybe one file of it."""
+_URI = re.compile(rf"^hf://{PLACE}$")
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_SHOWN = 5
+"""Files of a repository that a sentence names."""
 _REQUEST_TIMEOUT_S = 30.0
 _AT_ONCE = 4
 _PROGRESS_S = 10.0
@@ -65,6 +75,9 @@ class Found:
     sizes: dict[str, int]
     """Bytes of each file that is taken, by name."""
 
+    file: str = ""
+    """The one that is served; empty: the whole folder is."""
+
     @property
     def size_bytes(self) -> int:
         return sum(self.sizes.values())
@@ -77,7 +90,7 @@ def fetch_parser() -> argparse.ArgumentParser:
         "HF_TOKEN and HF_ENDPOINT are honoured.",
         allow_abbrev=False,
     )
-    parser.add_argument("uri", help="hf://org/name")
+    parser.add_argument("uri", help="hf://org/name, or hf://org/name/file.gguf for one file of it")
     parser.add_argument("--revision", default="", help="branch, tag or commit (default: the main branch)")
     parser.add_argument("--to", required=True, type=Path, help="folder in which the model's own folder is made")
     parser.add_argument("--resolve-only", action="store_true", help="say which commit and how large, download nothing")
@@ -110,23 +123,26 @@ def fetch(uri: str, revision: str, to: Path, *, resolve_only: bool = False, word
     """Fetch (or only find) the model; what was found, as one line of JSON. Raises FetchError, in this wording."""
     match = _URI.match(uri)
     if match is None:
-        raise FetchError(f"{uri!r} is not `hf://org/name`: correct {wording.uri}", ExitCode.BAD_INPUT)
-    repository = match[1]
-    if not resolve_only and _COMMIT.match(revision) and (folder := _folder(to, repository, revision)).is_dir():
-        return _told(revision, _bytes_below(folder), folder)
+        raise FetchError(
+            f"{uri!r} is not `hf://org/name` or `hf://org/name/file.gguf`: correct {wording.uri}", ExitCode.BAD_INPUT
+        )
+    repository, file = match[1], match[2] or ""
+    if not resolve_only and _COMMIT.match(revision) and (folder := _folder(to, repository, revision, file)).is_dir():
+        return _told(revision, _bytes_below(folder), folder / file)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     _trust_the_usual_too(wording)
     from huggingface_hub import HfApi
 
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="antiphon")
     with explained(repository, revision, hub.endpoint, wording):
-        found = _find(hub, repository, revision, wording)
-    folder = _folder(to, repository, found.commit)
+        info = hub.model_info(repository, revision=revision or None, files_metadata=True, timeout=_REQUEST_TIMEOUT_S)
+        found = _find(repository, file, info, wording)
+    folder = _folder(to, repository, found.commit, file)
     _say(f"{repository} at {revision or 'its main branch'}: commit {found.commit}, {_gigabytes(found.size_bytes)}")
     if not resolve_only:
         with explained(repository, revision, hub.endpoint, wording):
             _bring(hub, found, folder, wording)
-    return _told(found.commit, found.size_bytes, folder)
+    return _told(found.commit, found.size_bytes, folder / file)
 
 
 def _trust_the_usual_too(wording: Wording) -> None:
@@ -146,29 +162,51 @@ def _trust_the_usual_too(wording: Wording) -> None:
     os.environ["SSL_CERT_FILE"] = os.environ["REQUESTS_CA_BUNDLE"] = str(together)
 
 
-def _folder(to: Path, repository: str, commit: str) -> Path:
-    return to / folder_name(repository, commit)
+def _folder(to: Path, repository: str, commit: str, file: str) -> Path:
+    return to / folder_name(repository, commit, file)
 
 
-def folder_name(repository: str, commit: str) -> str:
-    """Of the folder that holds this commit of a repository, wherever it was fetched to."""
-    return f"{repository.replace('/', '--')}--{commit}"
+def folder_name(repository: str, commit: str, file: str = "") -> str:
+    """Of the folder that holds this commit of a repository, or one file of it, wherever it was fetched to."""
+    parts = (repository, file, commit) if file else (repository, commit)
+    return "--".join(part.replace("/", "--") for part in parts)
 
 
-def _told(commit: str, size_bytes: int, folder: Path) -> str:
-    return json.dumps({"revision": commit, "size_bytes": size_bytes, "path": str(folder)})
+def _told(commit: str, size_bytes: int, path: Path) -> str:
+    return json.dumps({"revision": commit, "size_bytes": size_bytes, "path": str(path)})
 
 
-def _find(hub: HfApi, repository: str, revision: str, wording: Wording) -> Found:
-    info = hub.model_info(repository, revision=revision or None, files_metadata=True, timeout=_REQUEST_TIMEOUT_S)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _is_taken(file.rfilename)}
-    if info.sha is None or not any(name.endswith(".safetensors") for name in sizes):
+def _find(repository: str, file: str, info: ModelInfo, wording: Wording) -> Found:
+    """Raises FetchError if the repository has not what is served."""
+    sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+    ggufs = sorted(name for name in sizes if name.endswith(".gguf"))
+    if file:
+        if file not in sizes:
+            raise FetchError(
+                f"{repository} has no file {file}: correct {wording.uri}{_among(ggufs)}", ExitCode.BAD_INPUT
+            )
+        if parts := _PART.search(file):
+            raise FetchError(
+                f"{file} is one of {int(parts[1])} parts of a model, which are not served: name a GGUF file that is "
+                f"whole in {wording.uri}",
+                ExitCode.BAD_INPUT,
+            )
+        return Found(repository, str(info.sha), {file: sizes[file]}, file)
+    taken = {name: size for name, size in sizes.items() if _is_taken(name)}
+    if info.sha is None or not any(name.endswith(".safetensors") for name in taken):
+        what = "in safetensors format" if not ggufs else f"with them, or one of its GGUF files,{_among(ggufs)[1:]},"
         raise FetchError(
-            f"{repository} has no safetensors files (pickles are not loaded): name a repository in safetensors "
-            f"format in {wording.uri}",
+            f"{repository} has no safetensors files (pickles are not loaded): name a repository {what} in "
+            f"{wording.uri}",
             ExitCode.BAD_INPUT,
         )
-    return Found(repository=repository, commit=info.sha, sizes=sizes)
+    return Found(repository, info.sha, taken)
+
+
+def _among(names: Sequence[str]) -> str:
+    """For the end of a sentence."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"; it has {', '.join(names[:_SHOWN])}{more}" if names else ""
 
 
 def _is_taken(name: str) -> bool:

@@ -1,5 +1,7 @@
 """`hf://org/name[@revision]` where a model's folder could stand: fetched once into the cache, and served from there.
 
+`hf://org/name/file.gguf[@revision]` is one file of a repository, and stands where a GGUF file could.
+
 `antiphon prepare`, which `antiphon serve` runs first, asks the hub which commit a branch is at, fetches it unless it is
 there, and notes it. Workers go by the note, so those that start together serve the same commit and need no network. A
 branch that cannot be looked up, because the hub is out of reach, is served as it was noted last.
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from antiphon_telemetry.exit import ExitCode
 
-from antiphon.fetch import fetch, folder_name
+from antiphon.fetch import PLACE, fetch, folder_name
 from antiphon.fetch_errors import COMMAND, FetchError
 
 if TYPE_CHECKING:
@@ -28,38 +30,42 @@ if TYPE_CHECKING:
 
 PREFIX = "hf://"
 
-_REFERENCE = re.compile(r"hf://([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@([A-Za-z0-9._/-]+))?")
+_REFERENCE = re.compile(rf"hf://{PLACE}(?:@([A-Za-z0-9._/-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A repository of the hub, at a branch, tag or commit (empty: its main branch)."""
+    """A repository of the hub, at a branch, tag or commit (empty: its main branch), or a GGUF file of it."""
 
     repository: str
     revision: str
+    file: str = ""
+
+    @property
+    def place(self) -> str:
+        """Without its revision."""
+        return f"{self.repository}/{self.file}" if self.file else self.repository
 
 
 def parse_reference(model: str) -> Reference | None:
-    """What `model` refers to; None if it is a folder or a name. Raises FetchError."""
-    if model.endswith(".gguf") and not Path(model).is_dir():
-        raise FetchError(
-            f"{model} is a GGUF file, and those are not served: name a folder with the model in Hugging Face layout "
-            "(safetensors), or hf://org/name",
-            ExitCode.BAD_INPUT,
-        )
+    """What `model` refers to; None if it is a folder, a file or a name. Raises FetchError."""
     if not model.startswith(PREFIX):
         return None
     match = _REFERENCE.fullmatch(model)
     if match is None:
-        raise FetchError(f"{model!r} names no model: say hf://org/name or hf://org/name@revision", ExitCode.BAD_INPUT)
-    return Reference(match[1], match[2] or "")
+        raise FetchError(
+            f"{model!r} names no model: say hf://org/name or hf://org/name@revision, or hf://org/name/file.gguf for "
+            "one file of it",
+            ExitCode.BAD_INPUT,
+        )
+    return Reference(match[1], match[3] or "", match[2] or "")
 
 
 def fetched(reference: Reference, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    """The model's folder, as the hub has it now. Raises FetchError."""
+    """The model's folder or file, as the hub has it now. Raises FetchError."""
     models = cache_dir / "models"
     try:
-        told = json.loads(fetch(PREFIX + reference.repository, reference.revision, models, wording=COMMAND))
+        told = json.loads(fetch(PREFIX + reference.place, reference.revision, models, wording=COMMAND))
     except FetchError as error:
         known = _noted(reference, models)
         if known is None or error.exit_code != ExitCode.UNAVAILABLE:
@@ -71,29 +77,32 @@ def fetched(reference: Reference, cache_dir: Path, say: Callable[[str], None]) -
 
 
 def located(reference: Reference, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    """The model's folder as it was noted, without asking anybody; fetched only if there is none. Raises FetchError."""
+    """The model's folder or file as it was noted, without asking anybody; fetched only if there is none.
+
+    Raises FetchError.
+    """
     return _noted(reference, cache_dir / "models") or fetched(reference, cache_dir, say)
 
 
 def for_worker(options: WorkerOptions, say: Callable[[str], None]) -> WorkerOptions:
-    """With the folder instead of a reference to it, and the repository's name for clients. Raises FetchError."""
+    """With the path instead of a reference to it, and the reference's name for clients. Raises FetchError."""
     if options.engine != "torch" or (reference := parse_reference(options.model)) is None:
         return options
     from antiphon_engine.torch_engine.demo import default_cache_dir
 
     cache_dir = Path(options.cache_dir) if options.cache_dir else default_cache_dir()
-    folder = located(reference, cache_dir, say)
-    return dataclasses.replace(options, model=str(folder), name=options.name or reference.repository)
+    path = located(reference, cache_dir, say)
+    return dataclasses.replace(options, model=str(path), name=options.name or reference.place)
 
 
 def _noted(reference: Reference, models: Path) -> Path | None:
-    """The folder of the commit that was last looked up, if it is there."""
+    """The folder or file of the commit that was last looked up, if it is there."""
     try:
         commit = _note_file(reference, models).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    folder = models / folder_name(reference.repository, commit)
-    return folder if commit and folder.is_dir() else None
+    path = models / folder_name(reference.repository, commit, reference.file) / reference.file
+    return path if commit and path.exists() else None
 
 
 def _note(reference: Reference, models: Path, commit: str) -> None:
@@ -111,4 +120,4 @@ def _note(reference: Reference, models: Path, commit: str) -> None:
 
 def _note_file(reference: Reference, models: Path) -> Path:
     revision = urllib.parse.quote(reference.revision or "main", safe="")
-    return models / f".{reference.repository.replace('/', '--')}@{revision}"
+    return models / f".{reference.place.replace('/', '--')}@{revision}"

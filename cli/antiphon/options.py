@@ -12,7 +12,10 @@ from antiphon_telemetry.options import option
 class ServeOptions:
     """How many processes of which kind, and where the endpoint is."""
 
-    model: str = option("demo", "`demo`, a folder with a Hugging Face model (safetensors), or hf://org/name[@revision]")
+    model: str = option(
+        "demo",
+        "`demo`, a folder with a Hugging Face model (safetensors), a GGUF file, or hf://org/name[/file.gguf][@revision]",
+    )
     prefill: int = option(1, "prefill workers; 0: every worker does both")
     decode: int = option(1, "decode workers; with --prefill 0, workers that do both")
     host: str = option("127.0.0.1", "address that the endpoint listens on")

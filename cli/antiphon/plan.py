@@ -1,6 +1,7 @@
 """`antiphon plan MODEL --gpus 8xH200`: which shapes of a model fit, with the arithmetic, and which to take.
 
-Reads the model's config.json and nothing else: no weights, no network. The arithmetic is `antiphon_engine.planning`.
+Reads the model's config.json, or the head of a GGUF file, and nothing else: no weights, no network. The arithmetic is
+`antiphon_engine.planning`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from antiphon_engine.planning import (
 from antiphon_engine.planning.shapes import DTYPE_BYTES
 from antiphon_telemetry.exit import ExitCode
 
+from antiphon.fetch import PLACE
 from antiphon.plan_text import as_json, as_text
 
-_HUB = re.compile(r"^hf://(?P<repository>[\w.\-]+/[\w.\-]+)$")
+_HUB = re.compile(rf"^hf://{PLACE}$")
 _CONFIG = "config.json"
+_GGUF = ".gguf"
 
 
 class ModelNotFound(Exception):
-    """There is no config.json to read. The message says what to do."""
+    """There is no config.json or GGUF file to read. The message says what to do."""
 
 
 def run_plan(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -62,13 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="antiphon plan",
         description="Says which shapes (tensor, pipeline, expert, replicas) of a model fit some GPUs, and which to "
-        "take. Reads the model's config.json only. GB are 10^9 bytes.",
+        "take. Reads the model's config.json only, or the head of a GGUF file. GB are 10^9 bytes.",
         epilog="exit codes: 0: there is a shape to take; 2: the words or the model are refused; 3: nothing fits",
         allow_abbrev=False,
     )
     parser.add_argument(
         "model",
-        help="`demo`, a model's folder or config.json, or hf://ORG/NAME if this machine's Hugging Face cache has it",
+        help="`demo`, a model's folder or config.json, a GGUF file, or hf://ORG/NAME[/FILE.gguf] if this machine's "
+        "Hugging Face cache has it",
     )
     parser.add_argument("--gpus", required=True, help="how many of which GPUs, such as 8xH200")
     parser.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs of one node (default: 8)")
@@ -112,26 +116,41 @@ def find_config(model: str, environment: Mapping[str, str]) -> ModelConfig:
     path = _cached(model, environment) if model.startswith("hf://") else Path(model).expanduser()
     if path.is_dir():
         path /= _CONFIG
+    if path.suffix == _GGUF:
+        return _of_gguf(path)
     try:
         return read_config(path.read_bytes(), str(path))
     except OSError as error:
         raise ModelNotFound(
-            f"{path} cannot be read ({error.strerror}): name a folder that holds a config.json, such a file, or `demo`"
+            f"{path} cannot be read ({error.strerror}): name a folder that holds a config.json, such a file, "
+            "a GGUF file, or `demo`"
         ) from error
+
+
+def _of_gguf(path: Path) -> ModelConfig:
+    # Not every image that has this command has what reads these files.
+    from antiphon_engine.torch_engine.errors import TorchEngineError
+    from antiphon_engine.torch_engine.gguf_model.configuration import config_json
+    from antiphon_engine.torch_engine.gguf_model.file import read_gguf
+
+    try:
+        return read_config(config_json(read_gguf(path)), str(path))
+    except TorchEngineError as error:
+        raise ModelNotFound(str(error)) from error
 
 
 def _cached(model: str, environment: Mapping[str, str]) -> Path:
     """The newest snapshot of a repository in the Hugging Face cache."""
     match = _HUB.match(model)
     if match is None:
-        raise ModelNotFound(f"{model} names no repository: write hf://ORG/NAME")
-    repository = match["repository"]
+        raise ModelNotFound(f"{model} names no repository: write hf://ORG/NAME or hf://ORG/NAME/FILE.gguf")
+    repository, file = match[1], match[2] or _CONFIG
     cache = _hub_cache(environment)
     folder = cache / f"models--{repository.replace('/', '--')}" / "snapshots"
-    found = sorted(folder.glob(f"*/{_CONFIG}"), key=lambda file: file.stat().st_mtime)
+    found = sorted(folder.glob(f"*/{file}"), key=lambda file: file.stat().st_mtime)
     if not found:
         raise ModelNotFound(
-            f"{model} is not in {cache}, and nothing is downloaded here: save the model's config.json and name that "
+            f"{model} is not in {cache}, and nothing is downloaded here: save the model's {file} and name that "
             f"file, or run `antiphon fetch {model} --to FOLDER` and name the folder that it makes"
         )
     return found[-1]

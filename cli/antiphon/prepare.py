@@ -26,16 +26,14 @@ def prepare(model: str, engine: str, cache_dir: str) -> int:
     try:
         reference = parse_reference(model)
         if reference is not None:
-            _say(f"the model is in {fetched(reference, cache, _say)}")
-            return ExitCode.OK
+            path = fetched(reference, cache, _say)
+            _say(f"the model is in {path}")
+            return _checked(path)
     except FetchError as error:
         _say(str(error))
         return error.exit_code
     if model != "demo":
-        if Path(model).is_dir():
-            return ExitCode.OK
-        _say(f"there is no model folder {model!r}: name a folder in Hugging Face layout, hf://org/name, or `demo`")
-        return ExitCode.BAD_INPUT
+        return _checked(Path(model).expanduser())
 
     try:
         prepare_demo(cache, _say)
@@ -45,6 +43,28 @@ def prepare(model: str, engine: str, cache_dir: str) -> int:
     except (TimeoutError, OSError) as error:
         _say(f"the demo model cannot be prepared: {error}")
         return ExitCode.FAILURE
+    return ExitCode.OK
+
+
+def _checked(path: Path) -> int:
+    """The exit code of a folder that is there, or of a GGUF file of a kind that is served."""
+    from antiphon_engine.torch_engine.errors import TorchEngineError
+    from antiphon_engine.torch_engine.gguf_model.configuration import read_config
+    from antiphon_engine.torch_engine.gguf_model.file import is_gguf, read_gguf
+
+    if path.is_dir():
+        return ExitCode.OK
+    if not is_gguf(path):
+        _say(
+            f"there is no model folder {str(path)!r}: name a folder in Hugging Face layout, a GGUF file, "
+            "hf://org/name, or `demo`"
+        )
+        return ExitCode.BAD_INPUT
+    try:
+        read_config(read_gguf(path))
+    except TorchEngineError as error:
+        _say(str(error))
+        return error.exit_code
     return ExitCode.OK
 
 

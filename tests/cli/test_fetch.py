@@ -70,6 +70,21 @@ def test_the_operator_reads_what_a_resolving_job_says(hub: Hub) -> None:
     assert weights.size_bytes == sum(len(FILES[name]) for name in WANTED)
 
 
+def test_a_file_of_a_repository_has_a_folder_of_its_own_in_which_the_operator_finds_it(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.files["q/tiny.gguf"] = b"weights"
+    told = fetch("hf://org/tiny/q/tiny.gguf", "", Path("/models"), resolve_only=True)
+    weights = read_source_result(told)
+    assert (weights.revision, weights.size_bytes) == (COMMIT, len(b"weights"))
+    assert weights.folder == f"org--tiny--q--tiny.gguf--{COMMIT}"
+    assert weights.path == f"/models/{weights.folder}/q/tiny.gguf"
+    fetch("hf://org/tiny/q/tiny.gguf", "", tmp_path)
+    fetch("hf://org/tiny/q/tiny.gguf", COMMIT, tmp_path)
+    assert (tmp_path / weights.folder / "q" / "tiny.gguf").read_bytes() == b"weights"
+    assert hub.downloads == ["q/tiny.gguf"]
+
+
 def test_what_is_there_is_not_fetched_again_and_needs_no_network(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""`hf://org/name[@revision]` instead of a folder, against a stand-in of the hub."""
+"""`hf://org/name[/file.gguf][@revision]` instead of a folder or file, against a stand-in of the hub."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from antiphon_telemetry.exit import ExitCode
 from antiphon_worker.engines import create_engine
 from antiphon_worker.options import WorkerOptions
 
+from tests.support.gguf_models import Type, write_gguf_of
 from tests.support.hub import COMMIT, Hub, running_hub
 from tests.support.models import write_tiny_model
 from tests.support.serve import serve_process
@@ -45,22 +46,24 @@ def folder_in(cache: Path, commit: str = COMMIT) -> Path:
         ("hf://org/tiny", TINY),
         ("hf://org/tiny@main", Reference("org/tiny", "main")),
         ("hf://org/tiny@refs/pr/1", Reference("org/tiny", "refs/pr/1")),
+        ("/models/tiny.gguf", None),
+        ("hf://org/tiny/tiny-Q8_0.gguf", Reference("org/tiny", "", "tiny-Q8_0.gguf")),
+        ("hf://org/tiny/q/tiny.gguf@v1", Reference("org/tiny", "v1", "q/tiny.gguf")),
+        ("hf://org/tiny.gguf", Reference("org/tiny.gguf", "")),
     ],
 )
 def test_what_is_a_reference(model: str, reference: Reference | None) -> None:
     assert parse_reference(model) == reference
 
 
-@pytest.mark.parametrize("model", ["hf://tiny", "hf://org/tiny/more", "hf://org/tiny@", "hf://org/ti ny", "hf://"])
+@pytest.mark.parametrize(
+    "model",
+    ["hf://tiny", "hf://org/tiny/more", "hf://org/tiny@", "hf://org/ti ny", "hf://", "hf://org/tiny/.gguf/a"],
+)
 def test_what_names_no_model_is_refused(model: str) -> None:
     with pytest.raises(FetchError, match=r"say hf://org/name or hf://org/name@revision") as caught:
         parse_reference(model)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
-
-
-def test_a_gguf_file_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepare(str(tmp_path / "model.gguf"), "torch", str(tmp_path)) == ExitCode.BAD_INPUT
-    assert "is a GGUF file, and those are not served: name a folder" in capsys.readouterr().err
 
 
 def test_workers_serve_what_was_prepared_without_a_network(
@@ -111,6 +114,10 @@ def test_a_hub_out_of_reach_is_told_and_what_is_here_is_served(
         ("hf://org/tiny@v9", "name a branch, tag or commit of it in the revision after the @", ExitCode.BAD_INPUT),
         ("hf://org/pickled", "has no safetensors files", ExitCode.BAD_INPUT),
         ("hf://org/broken", "answers 500", ExitCode.UNAVAILABLE),
+        ("hf://org/missing/a.gguf", "no such model org/missing", ExitCode.BAD_INPUT),
+        ("hf://org/gated/a.gguf", "accept its terms on", ExitCode.BAD_INPUT),
+        ("hf://org/tiny/a.gguf", "has no file a.gguf: correct the name after hf://", ExitCode.BAD_INPUT),
+        ("hf://org/tiny/a.gguf@v9", "name a branch, tag or commit", ExitCode.BAD_INPUT),
     ],
 )
 def test_a_refusal_is_a_sentence_for_the_command_line(
@@ -153,3 +160,58 @@ def test_serve_ends_with_the_hubs_refusal_before_any_worker_starts(hub: Hub, tmp
         assert house.wait() == ExitCode.BAD_INPUT
     assert "the model cannot be prepared: org/gated is gated" in house.text
     assert "starting" not in house.text
+
+
+# ------------------------------------------------------------------ one file of a repository
+
+
+FILES_OF = {"tiny-Q8_0.gguf": b"eight", "q/tiny-F16.gguf": b"sixteen", "big-00001-of-00002.gguf": b"half"}
+
+
+def test_one_file_is_fetched_and_noted_beside_the_repository(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files |= FILES_OF
+    reference = Reference("org/tiny", "main", "q/tiny-F16.gguf")
+    path = fetched(reference, tmp_path, print)
+    assert path == tmp_path / "models" / f"org--tiny--q--tiny-F16.gguf--{COMMIT}" / "q" / "tiny-F16.gguf"
+    assert path.read_bytes() == b"sixteen"
+    assert hub.downloads == ["q/tiny-F16.gguf"]
+    fetched(TINY, tmp_path, print)
+    assert folder_in(tmp_path).is_dir()
+    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
+    assert located(reference, tmp_path, print) == path
+    options = for_worker(WorkerOptions(model="hf://org/tiny/q/tiny-F16.gguf@main", cache_dir=str(tmp_path)), print)
+    assert (options.model, options.name) == (str(path), "org/tiny/q/tiny-F16.gguf")
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("hf://org/tiny", "with them, or one of its GGUF files, it has big-00001-of-00002.gguf, q/tiny-F16.gguf,"),
+        ("hf://org/tiny/tiny-Q4.gguf", "no file tiny-Q4.gguf: correct the name after hf://; it has big-00001-of-00002"),
+        ("hf://org/tiny/big-00001-of-00002.gguf", "is one of 2 parts of a model, which are not served"),
+    ],
+)
+def test_a_repository_of_gguf_files_says_which_it_has(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, sentence: str
+) -> None:
+    hub.files = FILES_OF
+    assert prepare(model, "torch", str(tmp_path)) == ExitCode.BAD_INPUT
+    assert sentence in capsys.readouterr().err
+    assert not hub.downloads
+
+
+def test_a_file_that_was_fetched_is_checked_and_loaded(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_gguf_of(write_tiny_model(tmp_path / "tiny"), tmp_path / "tiny.gguf", Type.Q8_0)
+    hub.files = {"tiny.gguf": file.read_bytes(), "broken.gguf": b"GGUF"}
+    cache = str(tmp_path / "cache")
+    assert prepare("hf://org/tiny/broken.gguf", "torch", cache) == ExitCode.BAD_INPUT
+    assert "is damaged (it is cut off)" in capsys.readouterr().err
+    assert prepare("hf://org/tiny/tiny.gguf", "torch", cache) == ExitCode.OK
+    given = WorkerOptions(model="hf://org/tiny/tiny.gguf", dtype="float32", kv_blocks=16, cache_dir=cache)
+    engine = create_engine(dataclasses.replace(for_worker(given, print), cache_dir=""))
+    assert engine.info.model == "org/tiny/tiny.gguf"
+    assert engine.info.architecture == "LlamaForCausalLM"

@@ -11,7 +11,10 @@ from antiphon_telemetry.options import option
 class WorkerOptions:
     """Options of one worker process."""
 
-    model: str = option("demo", "model to serve: 'demo', a folder in Hugging Face layout, or hf://org/name[@revision]")
+    model: str = option(
+        "demo",
+        "model to serve: 'demo', a folder in Hugging Face layout, a GGUF file, or hf://org/name[/file.gguf][@revision]",
+    )
     name: str = option("", "name that clients use for the model (default: the model's own)")
     role: str = option("both", "what this worker does", choices=("prefill", "decode", "both"))
     engine: str = option("torch", "what computes: torch, or timed (waits instead)", choices=("torch", "timed"))

@@ -88,8 +88,11 @@ def weights_volume(model: EffectiveModel, weights: Weights) -> Volume:
             {"name": "weights", "mountPath": MODELS_FOLDER, "readOnly": True},
         )
     uri = model.spec.source.uri
-    claim, folder = claim_of(uri) if uri.startswith(CLAIM) else (model.spec.source.cache.claim_name, weights.folder)
-    mount: Manifest = {"name": "weights", "mountPath": weights.path, "readOnly": True}
+    if uri.startswith(CLAIM):
+        claim, folder, _ = claim_of(uri)
+    else:
+        claim, folder = model.spec.source.cache.claim_name, weights.folder
+    mount: Manifest = {"name": "weights", "mountPath": weights.mount_path, "readOnly": True}
     if folder:
         mount["subPath"] = folder
     return Volume({"name": "weights", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}, mount)

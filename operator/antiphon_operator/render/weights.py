@@ -2,6 +2,7 @@
 
 `hf://` names are resolved to a commit by a Job before any pod is made, so that all pods of a revision load the same
 bytes; what the Job found comes back as JSON in its termination message. `pvc://` folders are taken as they are.
+A path that ends in `.gguf` is a file: the folder that has it is mounted, and the worker is told the file's path.
 `demo` and the timed engine need none: the image has the demo model in it.
 """
 
@@ -12,6 +13,7 @@ import json
 import posixpath
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from antiphon_operator.resource.effective import EffectiveModel
 
@@ -20,6 +22,7 @@ MODELS_FOLDER = "/models"
 
 HUB = "hf://"
 CLAIM = "pvc://"
+GGUF = ".gguf"
 
 _COMMIT = re.compile(r"^[0-9a-f]{7,64}$")
 
@@ -37,12 +40,17 @@ class Weights:
     size_bytes: int
     """0: not known."""
     path: str
-    """Folder in the pod, below `MODELS_FOLDER`."""
+    """In the pod: a folder right below `MODELS_FOLDER`, or a file in one."""
 
     @property
     def folder(self) -> str:
-        """`path` below `MODELS_FOLDER`: also the folder inside a claim."""
-        return posixpath.relpath(self.path, MODELS_FOLDER)
+        """Below `MODELS_FOLDER`: also the folder inside a claim."""
+        return posixpath.relpath(self.path, MODELS_FOLDER).split("/", 1)[0]
+
+    @property
+    def mount_path(self) -> str:
+        """Where `folder` is in the pod."""
+        return posixpath.join(MODELS_FOLDER, self.folder)
 
 
 def needs_source_job(model: EffectiveModel) -> bool:
@@ -55,13 +63,28 @@ def weights_at_rest(model: EffectiveModel) -> Weights | None:
     uri = model.spec.source.uri
     if model.spec.engine.name == "timed" or not uri.startswith(CLAIM):
         return None
-    return Weights(revision="", size_bytes=0, path=f"{MODELS_FOLDER}/{claim_of(uri)[0]}")
+    name, _, file = claim_of(uri)
+    path = f"{MODELS_FOLDER}/{name}/{file}" if file else f"{MODELS_FOLDER}/{name}"
+    return Weights(revision="", size_bytes=0, path=path)
 
 
-def claim_of(uri: str) -> tuple[str, str]:
-    """Name of the claim and folder inside it (empty: its root) of `pvc://claim/folder`."""
-    name, _, folder = uri.removeprefix(CLAIM).partition("/")
-    return name, folder.strip("/")
+class ClaimPlace(NamedTuple):
+    """What `pvc://claim/folder` and `pvc://claim/folder/file.gguf` name."""
+
+    name: str
+    folder: str
+    """Inside the claim; empty: its root."""
+    file: str
+    """In that folder; empty: the folder is served."""
+
+
+def claim_of(uri: str) -> ClaimPlace:
+    name, _, path = uri.removeprefix(CLAIM).partition("/")
+    path = path.strip("/")
+    if not path.endswith(GGUF):
+        return ClaimPlace(name, path, "")
+    folder, _, file = path.rpartition("/")
+    return ClaimPlace(name, folder, file)
 
 
 def source_content(model: EffectiveModel) -> str:
@@ -81,8 +104,14 @@ def read_source_result(message: str) -> Weights:
         found = Weights(revision=str(told["revision"]), size_bytes=int(told["size_bytes"]), path=str(told["path"]))
     except (ValueError, KeyError, TypeError) as error:
         raise SourceResultError(message.strip() or "the Job that gets the weights said nothing") from error
-    if not _COMMIT.match(found.revision) or posixpath.dirname(posixpath.normpath(found.path)) != MODELS_FOLDER:
+    path = posixpath.normpath(found.path)
+    depth = path.removeprefix(f"{MODELS_FOLDER}/").count("/")
+    if (
+        not _COMMIT.match(found.revision)
+        or not path.startswith(f"{MODELS_FOLDER}/")
+        or (depth > 0 and not path.endswith(GGUF))
+    ):
         raise SourceResultError(
-            f"the Job's answer is not a commit with a folder below {MODELS_FOLDER}: {message[:300]}"
+            f"the Job's answer is not a commit with a folder below {MODELS_FOLDER}, or a file in one: {message[:300]}"
         )
     return found

@@ -9,7 +9,7 @@ from msgspec import Meta
 from antiphon_operator.resource.base import ObjectName, OptionalName, Quantity, Resource, Rule, about, form
 
 URI = (
-    r"^(demo|hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+"
+    r"^(demo|hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(/([A-Za-z0-9._-]+/)*[A-Za-z0-9._-]+[.]gguf)?"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*)$"
 )
 REVISION = r"^([A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?)?$"
@@ -94,13 +94,15 @@ class Source(Resource, frozen=True, kw_only=True):
         str,
         form(
             URI,
-            "write hf://organisation/name, pvc://claim or pvc://claim/path/in/it, or demo",
+            "write hf://organisation/name, hf://organisation/name/file.gguf, pvc://claim or pvc://claim/path/in/it, or "
+            "demo",
             max_length=512,
             min_length=1,
         ),
         about(
-            "Where the weights are: `hf://organisation/name` (Hugging Face hub), `pvc://claim/path` (a folder in a "
-            "PersistentVolumeClaim of this namespace), or `demo` (a small model inside the worker image)."
+            "Where the weights are: `hf://organisation/name` (Hugging Face hub), `hf://organisation/name/file.gguf` "
+            "(one GGUF file of a repository there), `pvc://claim/path` (a folder in a PersistentVolumeClaim of this "
+            "namespace, or a GGUF file if it ends in .gguf), or `demo` (a small model inside the worker image)."
         ),
     ]
     revision: Annotated[

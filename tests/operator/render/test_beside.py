@@ -133,8 +133,9 @@ def test_another_source_is_another_job() -> None:
 
 
 def test_what_a_job_found_is_read_from_its_last_words() -> None:
-    found = Weights(revision=COMMIT, size_bytes=5, path=f"/models/org--tiny--{COMMIT}")
-    assert read_source_result(json.dumps(vars_of(found))) == found
+    for path in (f"/models/org--tiny--{COMMIT}", f"/models/org--tiny--a.gguf--{COMMIT}/a.gguf"):
+        found = Weights(revision=COMMIT, size_bytes=5, path=path)
+        assert read_source_result(json.dumps(vars_of(found))) == found
 
 
 @pytest.mark.parametrize(
@@ -145,6 +146,8 @@ def test_what_a_job_found_is_read_from_its_last_words() -> None:
         "[]",
         json.dumps({"revision": "main", "size_bytes": 5, "path": "/models/x"}),
         json.dumps({"revision": COMMIT, "size_bytes": 5, "path": "/models/../etc"}),
+        json.dumps({"revision": COMMIT, "size_bytes": 5, "path": "/models/x/../../etc/a.gguf"}),
+        json.dumps({"revision": COMMIT, "size_bytes": 5, "path": "/models/x/y"}),
     ],
 )
 def test_anything_else_is_an_error_that_shows_it(message: str) -> None:

@@ -203,6 +203,19 @@ def test_weights_in_a_claim_are_only_read(name: str, folder: str | None, path: s
     assert "initContainers" not in rendered.pod()["spec"]
 
 
+@pytest.mark.parametrize(
+    ("source", "folder", "mounted", "served"),
+    [
+        ("pvc://weights/llama/8b.gguf", "llama", "/models/weights", "/models/weights/8b.gguf"),
+        ("pvc://weights/8b.gguf", None, "/models/weights", "/models/weights/8b.gguf"),
+    ],
+)
+def test_of_a_file_in_a_claim_the_folder_is_mounted(source: str, folder: str | None, mounted: str, served: str) -> None:
+    rendered = render({"source": {"uri": source}})
+    assert mounts(rendered.worker())[mounted].get("subPath") == folder
+    assert rendered.worker()["args"][0] == served
+
+
 def test_the_hubs_token_proxies_and_certificates_reach_only_what_fetches() -> None:
     ephemeral = {**SPECS["claim"], "source": SPECS["ephemeral"]["source"]}
     fetch = render(ephemeral).pod()["spec"]["initContainers"][0]

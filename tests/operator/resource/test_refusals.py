@@ -16,7 +16,8 @@ HUB = {"source": {"uri": "hf://org/model"}}
 PAIR = {**HUB, "prefill": {}}
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("uri of no kind", {"source": {"uri": "s3://bucket/model"}}, "write hf://organisation/name, pvc://claim"),
+    ("uri of no kind", {"source": {"uri": "s3://bucket/model"}}, "write hf://organisation/name, hf://organisation"),
+    ("folder of a hub name", {"source": {"uri": "hf://org/model/folder"}}, "hf://organisation/name/file.gguf"),
     ("hub name without organisation", {"source": {"uri": "hf://model"}}, "write hf://organisation/name"),
     ("path out of a claim", {"source": {"uri": "pvc://weights/a/../../etc"}}, "write it without '..'"),
     ("bad revision", {"source": {"uri": "hf://org/model", "revision": "ma in"}}, "write a branch, a tag or a commit"),
