@@ -106,7 +106,8 @@ class Request:
         self.on_gone: Callable[[], None] | None = None
         """Called once when that happens before the answer has ended."""
         self._connection = connection
-        self._expects_continue = headers.get(b"expect", b"").lower() == b"100-continue"
+        self._expects_continue = version == "1.1" and headers.get(b"expect", b"").lower() == b"100-continue"
+        """The client waits for a word before it sends its body."""
         self._parts: list[bytes] = []
         self._size_bytes = 0
         self._body_limit_bytes = -1
@@ -133,6 +134,8 @@ class Request:
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             raise errors.unsupported_encoding(encoding.decode("latin-1"))
         self._body_limit_bytes = limit_bytes
+        if self._expects_continue and int(self.headers.get(b"content-length", 0)) > limit_bytes:
+            raise errors.body_too_large(limit_bytes)
         self._forget_excess()
         if not self._body_is_known:
             await self._rest_of_body(timeout_s)
@@ -144,6 +147,7 @@ class Request:
     async def _rest_of_body(self, timeout_s: float) -> None:
         self._connection.resume_reading()
         if self._expects_continue and not self._size_bytes:
+            self._expects_continue = False
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             async with asyncio.timeout(timeout_s):
@@ -200,6 +204,9 @@ class Request:
 
     def start(self, status: int, headers: tuple[Header, ...], *, length_bytes: int | None = None) -> None:
         """The head, which leaves with the first bytes of the body. `length_bytes` None: they come in pieces."""
+        if self._expects_continue and not self._size_bytes:
+            # Whether the client sends the body that nobody asked for, or its next request, could not be told apart.
+            self.keep_alive = False
         head = _status_line(status) + self._connection.date_line
         for name, value in headers + self.standing_headers + self.late_headers():
             if b"\n" in value or b"\r" in value:
