@@ -1,12 +1,14 @@
 """Clients that people use, and the collected awkward requests, against `antiphon serve` with the real model.
 
 Prefill and decode run in separate processes; what the answers say is the model's affair, what they look like is ours.
+Its chat template has a place for tools, which the demo model's own has not.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it looks for a newer one when it is imported
 
@@ -17,7 +19,10 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
+from tests.support.models import demo_model_with_tools
 from tests.support.openai_cases import CHECKS
+from tests.support.openai_cases_elsewhere import CHECKS as ELSEWHERE
+from tests.support.real_api_checks import CHECKS as REAL
 from tests.support.serve import running_serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -26,8 +31,9 @@ _QUESTION = [{"role": "user", "content": "Name three primary colours."}]
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with running_serve("--kv-blocks", "1200") as base_url:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("models") / "demo"
+    with running_serve(str(demo_model_with_tools(folder)), "--name", "demo", "--kv-blocks", "1200") as base_url:
         yield base_url
 
 
@@ -164,6 +170,11 @@ def test_anthropic(url: str) -> None:
         assert whole.usage.output_tokens > 0
 
 
-@pytest.mark.parametrize("case", CHECKS)
+@pytest.mark.parametrize("case", [*CHECKS, *ELSEWHERE])
 async def test_awkward_request(url: str, case: str) -> None:
-    await CHECKS[case](url, "demo")
+    await (CHECKS | ELSEWHERE)[case](url, "demo")
+
+
+@pytest.mark.parametrize("case", REAL)
+async def test_tools_schemas_responses_and_messages(url: str, case: str) -> None:
+    await REAL[case](url, "demo")

@@ -10,6 +10,8 @@ from antiphon_proto import worker_pb2 as pb
 from tests.support.fake_worker import Connection, FakeWorker, answer_bytes, tokens
 from tests.support.gateway import eventually, running_gateway
 from tests.support.openai_cases import CHECKS, lines
+from tests.support.openai_cases_elsewhere import CHECKS as ELSEWHERE
+from tests.support.openai_cases_elsewhere import NOWHERE_ELSE
 
 
 async def behaviour(worker: FakeWorker, connection: Connection, submit: pb.Submit) -> None:
@@ -29,6 +31,7 @@ async def behaviour(worker: FakeWorker, connection: Connection, submit: pb.Submi
 
 def test_every_line_has_a_check() -> None:
     assert set(CHECKS) == set(lines())
+    assert {name.split()[0] for name in ELSEWHERE} == set(lines()) - NOWHERE_ELSE
 
 
 @pytest.mark.parametrize("case", CHECKS)

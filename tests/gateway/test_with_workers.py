@@ -17,7 +17,9 @@ import pytest_asyncio
 
 from tests.support.gateway import RunningGateway, eventually, running_gateway
 from tests.support.openai_cases import CHECKS
+from tests.support.openai_cases_elsewhere import CHECKS as ELSEWHERE
 from tests.support.rare_checks import CHECKS as RARE_CHECKS
+from tests.support.stream_checks import STREAM_CHECKS
 from tests.support.workers import WorkerProcess, Workers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,10 +39,17 @@ async def running(workers: list[WorkerProcess]) -> AsyncIterator[RunningGateway]
         yield gateway
 
 
-@pytest.mark.parametrize("case", [*CHECKS, *RARE_CHECKS])
+@pytest.mark.parametrize("case", [*CHECKS, *ELSEWHERE, *RARE_CHECKS])
 async def test_case(running: RunningGateway, case: str) -> None:
     (model,) = running.gateway.models
-    await (CHECKS | RARE_CHECKS)[case](running.url, model.name)
+    await (CHECKS | ELSEWHERE | RARE_CHECKS)[case](running.url, model.name)
+    await eventually(lambda: running.at_rest)
+
+
+@pytest.mark.parametrize("case", STREAM_CHECKS)
+async def test_streams_tell_the_truth(running: RunningGateway, case: str) -> None:
+    (model,) = running.gateway.models
+    await STREAM_CHECKS[case](running.url, model.name)
     await eventually(lambda: running.at_rest)
 
 
@@ -106,6 +115,38 @@ async def test_anthropics_client_is_answered_by_real_workers(running: RunningGat
     (call,) = called.content
     assert (call.type, called.stop_reason) == ("tool_use", "tool_use")
     assert set(call.input) == {"deep"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens", [200, 1000, 1024])
+async def test_n_choices_compute_their_prompt_once(
+    running: RunningGateway, workers: list[WorkerProcess], tokens: int, stream: bool
+) -> None:
+    """Counted, on both sides: the prompt, and for each further choice what is behind its last full block."""
+    (model,) = running.gateway.models
+    choices, answer = 4, 5
+    decode, prefill = workers
+    before = [await worker.metric("antiphon_engine_tokens_computed_total") for worker in workers]
+    body = {
+        "model": model.name,
+        "prompt": [(7 * place + tokens + stream) % 200 for place in range(tokens)],
+        "n": choices,
+        "max_tokens": answer,
+        "stream": stream,
+    }
+    response = await running.client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    await eventually(lambda: running.at_rest)
+    decoded, prefilled = [
+        await worker.metric("antiphon_engine_tokens_computed_total") - had
+        for worker, had in zip(workers, before, strict=True)
+    ]
+    behind = tokens - (tokens - 1) // model.block_tokens * model.block_tokens
+    assert tokens <= prefilled <= tokens + (choices - 1) * behind
+    assert prefilled + decoded <= tokens + (choices - 1) * behind + choices * (answer + behind)
+    if not stream:
+        texts = {choice["text"] for choice in response.json()["choices"]}
+        assert len(texts) == choices
 
 
 async def test_nothing_is_left_on_the_workers(running: RunningGateway, workers: list[WorkerProcess]) -> None:

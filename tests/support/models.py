@@ -22,6 +22,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.support.chat_templates import QWEN_25
+
 Shape = Literal["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe"]
 
 SHAPES: tuple[Shape, ...] = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe")
@@ -79,6 +81,18 @@ def write_tiny_model(folder: Path, shape: Shape = "llama", seed: int = 0) -> Pat
 def demo_model() -> Path:
     """The demo model's folder, from the user's cache; downloaded the first time."""
     return prepare_demo(default_cache_dir(), lambda line: print(line, file=sys.stderr))
+
+
+def demo_model_with_tools(folder: Path) -> Path:
+    """The demo model's files, and a chat template with a place for tools: Qwen's, whose calls are Hermes'."""
+    folder.mkdir(parents=True)
+    for file in demo_model().iterdir():
+        (folder / file.name).symlink_to(file)
+    configuration = folder / "tokenizer_config.json"
+    changed = {**json.loads(configuration.read_text()), "chat_template": QWEN_25}
+    configuration.unlink()
+    configuration.write_text(json.dumps(changed))
+    return folder
 
 
 def _byte_level_tokenizer() -> Tokenizer:
