@@ -9,10 +9,13 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+import torch
 from antiphon_engine import (
     BlockEngine,
     EngineRequest,
@@ -29,6 +32,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from tests.support.engine import Recorder, started
 from tests.support.models import write_tiny_model
@@ -52,7 +56,8 @@ SHORT = {"type": "array", "items": {"enum": ["a\u00fc", False, 12]}, "minItems":
 class Running:
     """An engine, and requests with names of their own."""
 
-    def __init__(self, engine: BlockEngine, recorder: Recorder) -> None:
+    def __init__(self, engine: BlockEngine, recorder: Recorder, folder: Path) -> None:
+        self.folder = folder
         self.engine = engine
         self.recorder = recorder
         info = engine.info
@@ -101,7 +106,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
     configured = TorchSettings(model=str(folder), dtype="float32", kv_blocks=600, block_tokens=16, threads=1)
     engine, recorder = started(create_torch_executor(configured, lambda _: None), SchedulerConfig(max_sequences=24))
-    yield Running(engine, recorder)
+    yield Running(engine, recorder, folder)
     assert recorder.failure is None
     engine.check_integrity()
     engine.close()
@@ -171,6 +176,33 @@ def test_logprobs_are_of_what_may_be_sampled(running: Running) -> None:
     assert {running.tokenizer.id_to_token(token_id) for token_id, _ in letter.top} == {"a", "b"}
     assert sum(math.exp(value) for _, value in letter.top) == pytest.approx(1.0)
     assert end.logprob == pytest.approx(0.0)
+
+
+def test_logprobs_are_transformers_softmax_over_what_the_grammar_allows(running: Running) -> None:
+    """As vLLM's default (`raw_logprobs`): its runner masks the logits before its sampler takes them, and temperature,
+    penalties and bias come after (0.33.0, `v1/worker/gpu_model_runner.py`, `v1/sample/sampler.py`)."""
+    grammar = by_schema(SCHEMA)
+    sampling = under(SAMPLED, grammar, temperature=0.6, presence_penalty=1.0, logit_bias={40: 3.0}, logprobs=3)
+    [(token_ids, _)] = running.ends(name := running.submit(sampling))
+    told = [
+        output.logprobs[0] for step in running.recorder.steps for output in step.outputs if output.request_id == name
+    ]
+    assert [entry.token_id for entry in told] == token_ids
+    model = AutoModelForCausalLM.from_pretrained(running.folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, *token_ids]])).logits[0, len(PROMPT) - 1 : -1]
+    matcher = compile_grammar(running.guide, grammar.kind.value, grammar.text)
+    masked_away = 0.0
+    for row, entry in zip(logits, told, strict=True):
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = torch.from_numpy(np.unpackbits(bits, count=running.vocab_size, bitorder="little")).bool()
+        expected = torch.log_softmax(row.masked_fill(~allowed, -math.inf), dim=0)
+        best = torch.topk(expected, min(3, int(allowed.sum())))
+        assert entry.logprob == pytest.approx(float(expected[entry.token_id]), abs=1e-4)
+        assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+        masked_away = max(masked_away, float(expected[entry.token_id] - torch.log_softmax(row, dim=0)[entry.token_id]))
+        assert matcher.consume_token(entry.token_id)
+    assert masked_away > 1.0, "so that the two would be told apart"
 
 
 _VALUES = st.one_of(
