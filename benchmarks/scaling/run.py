@@ -9,6 +9,12 @@ results/LOAD-SEED.json, and its oracle to results/oracle, from where it is taken
 same: a policy that is run again costs its own run. Policies that are not run again keep their figures, if they are
 beside the same oracle. results/table.md and the README's results are written from the objects (`tables.py`).
 
+Antiphon's decisions are written down with their inputs while it runs, read again and made again (`antiphon simulate
+replay`); how many came to the same result stands in its object (`replayed`). Of more than `MOST_REPLAYED`, every so
+manyth is made again. Those of `KEPT` are kept:
+
+    antiphon simulate replay benchmarks/scaling/results/decisions-spike.jsonl.xz
+
 One rule says how large every load is: its mean work keeps `BUSY_WORKERS` workers of both pools together busy (`--load`:
 its highest rate; traces: so many copies; ServeGen: its mean rate). Pools may be as large as 64 each, so bounds never
 decide. Goal, site, interval and timing are the same for all but ServeGen's weeks: these would be tens of millions of
@@ -19,18 +25,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import io
 import json
+import lzma
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from antiphon_simulate.autoscale.command import run_autoscale
 from antiphon_simulate.autoscale.registry import NAMES
+from antiphon_simulate.autoscale.replay import replay
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+OURS = "antiphon"
+KEPT = "spike"
+MOST_REPLAYED = 500
 BUSY_WORKERS = "2"
 GOAL = "ttft=500ms,perThousand=100ms,tpot=40ms"
 SLOW = ("--timing", "demo", "--sla", "ttft=2s,perThousand=1s,tpot=80ms")
@@ -89,17 +103,41 @@ def _run(name: str, seed: int, traces: Path, policies: list[str], *, again: bool
         str(seed),
     ]
     began, out = time.monotonic(), io.StringIO()
-    with contextlib.redirect_stdout(out):
-        status = run_autoscale([*words, "--policy", *missing])
-    if status:
-        return status
-    told, before = json.loads(out.getvalue()), _read(path)
+    with tempfile.TemporaryDirectory() as folder:
+        decisions = Path(folder) / "decisions.jsonl.gz"
+        with contextlib.redirect_stdout(out):
+            status = run_autoscale([*words, "--policy", *missing, "--decisions", str(decisions)])
+        if status:
+            return status
+        told, before = json.loads(out.getvalue()), _read(path)
+        if OURS in missing:
+            told["policies"][OURS]["replayed"] = _replayed(decisions)
+            if title == KEPT:
+                _keep(decisions)
     if before is not None and before["oracle"].get("key") == told["oracle"]["key"]:
         both = {**before["policies"], **told["policies"]}
         told["policies"] = {policy: both[policy] for policy in NAMES if policy in both}
     path.write_text(json.dumps(told, indent=1) + "\n")
     print(f"{title}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     return 0
+
+
+def _replayed(decisions: Path) -> dict[str, int]:
+    with gzip.open(decisions, "rb") as file:
+        count = sum(1 for _ in file)
+    found = replay(decisions, every=-(-count // MOST_REPLAYED))
+    return {
+        "decisions": count,
+        "made_again": found.decisions,
+        "equal": found.decisions - len(found.differences),
+    }
+
+
+def _keep(decisions: Path) -> None:
+    """One decision's window is nearly the next one's, so a compressor that looks far back makes them small."""
+    path = RESULTS / f"decisions-{KEPT}.jsonl.xz"
+    with gzip.open(decisions, "rb") as whole, lzma.open(path, "wb") as kept:
+        shutil.copyfileobj(whole, kept)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

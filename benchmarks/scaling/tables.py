@@ -45,6 +45,7 @@ def _asked(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     columns = (
         *("load", "oracle, GPU-hours (bound)", "jump, workers", "best causal", "asked: inside", "asked: GPU-hours"),
         *("antiphon inside", "GPU-hours", "inside kept", "cost kept", "baselines better or equal in both"),
+        "decisions made again, equal",
     )
     yield f"| {' | '.join(columns)} |"
     yield "|" + "---|" * len(columns)
@@ -69,6 +70,7 @@ def _asked(found: dict[str, dict[str, Any]]) -> Iterator[str]:
             _yes(ours["attainment"] >= told["asked_attainment"]),
             _yes(ours["within_cost"]),
             ", ".join(better) or "none",
+            _replayed(ours.get("replayed")),
         )
         yield f"| {' | '.join(cells)} |"
 
@@ -96,6 +98,13 @@ def _row(load: str, policy: str, one: dict[str, Any], over_oracle: float, over_b
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100.0 * share:.2f} %"
+
+
+def _replayed(found: dict[str, int] | None) -> str:
+    if found is None:
+        return "-"
+    taken = "" if found["made_again"] == found["decisions"] else f" (taken from {found['decisions']})"
+    return f"{found['equal']} of {found['made_again']}{taken}"
 
 
 def _yes(is_so: bool) -> str:

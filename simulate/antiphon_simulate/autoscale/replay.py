@@ -1,26 +1,28 @@
 """Decisions written down with their inputs, and made again from them: `antiphon simulate replay FILE`.
 
-A file has one `ScalingDecision` a line as JSON, gzip or not: of a live system (`antiphon decisions MODEL --json`), of
-`antiphon serve --autoscale --record-decisions FILE`, or of `antiphon simulate autoscale --decisions FILE`. A decision
-replays if the law, given the inputs that stand with it, decides the same to the last figure of its sentence.
+A file has one `ScalingDecision` a line as JSON, plain, gzip or xz: of a live system (`antiphon decisions MODEL
+--json`), of `antiphon serve --autoscale --record-decisions FILE`, or of `antiphon simulate autoscale --decisions FILE`.
+A decision replays if the law, given the inputs that stand with it, decides the same to the last figure of its sentence.
 """
 
 from __future__ import annotations
 
 import gzip
+import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import IO, Protocol
 
 import msgspec
 from antiphon_policy.scaling import ScalingDecision
 from antiphon_policy.scaling.law import decide
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_XZ_MAGIC = b"\xfd7zXZ"
 
 
 class DecisionsError(ValueError):
@@ -76,11 +78,11 @@ class DecisionFile(AbstractContextManager["DecisionFile"]):
             self._file.write(self._encoder.encode(decision) + b"\n")
 
 
-def replay(path: Path) -> Replayed:
-    """All decisions of a file, made again. Raises DecisionsError."""
+def replay(path: Path, *, every: int = 1) -> Replayed:
+    """All decisions of a file, or every so manyth, made again. Raises DecisionsError."""
     count = 0
     differences = []
-    for line, written in _decisions(path):
+    for line, written in _decisions(path, every):
         count += 1
         assert written.inputs is not None
         decided = decide(written.inputs)
@@ -94,14 +96,14 @@ def replay(path: Path) -> Replayed:
     return Replayed(count, tuple(differences))
 
 
-def _decisions(path: Path) -> Iterator[tuple[int, ScalingDecision]]:
+def _decisions(path: Path, every: int) -> Iterator[tuple[int, ScalingDecision]]:
     decoder = msgspec.json.Decoder(ScalingDecision)
     try:
         with path.open("rb") as plain:
-            is_gzip = plain.read(2) == _GZIP_MAGIC
-        with gzip.open(path, "rb") if is_gzip else path.open("rb") as file:
+            magic = plain.read(len(_XZ_MAGIC))
+        with _opened(path, magic) as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
+                if not line.strip() or number % every:
                     continue
                 try:
                     decision = decoder.decode(line)
@@ -110,5 +112,11 @@ def _decisions(path: Path) -> Iterator[tuple[int, ScalingDecision]]:
                 if decision.inputs is None:
                     raise DecisionsError(f"{path}:{number}: the decision has no inputs: record it with them")
                 yield number, decision
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DecisionsError(f"{path} cannot be read: {error}") from error
+
+
+def _opened(path: Path, magic: bytes) -> gzip.GzipFile | lzma.LZMAFile | IO[bytes]:
+    if magic.startswith(_GZIP_MAGIC):
+        return gzip.open(path, "rb")
+    return lzma.open(path, "rb") if magic == _XZ_MAGIC else path.open("rb")

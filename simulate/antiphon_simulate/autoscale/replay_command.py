@@ -56,6 +56,6 @@ def _parser() -> argparse.ArgumentParser:
         "--record-decisions FILE`; of a simulation: `antiphon simulate autoscale --decisions FILE`.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="one decision a line as JSON, gzip or not")
+    parser.add_argument("file", type=Path, metavar="FILE", help="one decision a line as JSON, plain, gzip or xz")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import lzma
 import re
 import shlex
 import subprocess
@@ -63,8 +64,14 @@ def test_the_object_on_stdout_has_every_figure_of_every_policy(
     assert again["decisions"] > 3
     assert again["differences"] == []
 
+    # However it is compressed.
+    plain = gzip.decompress(decisions.read_bytes())
+    (tmp_path / "decisions.jsonl.xz").write_bytes(lzma.compress(plain, preset=0))
+    assert antiphon(["simulate", "replay", str(tmp_path / "decisions.jsonl.xz"), "--json"], {}) == 0
+    assert json.loads(capsys.readouterr().out) == again
+
     # A decision that the inputs do not lead to is found.
-    lines = gzip.decompress(decisions.read_bytes()).splitlines()
+    lines = plain.splitlines()
     other = json.loads(lines[1])
     other["sentence"] = "because"
     (tmp_path / "changed.jsonl").write_bytes(b"\n".join([lines[0], json.dumps(other).encode()]))
@@ -116,7 +123,12 @@ def test_every_figure_is_defined() -> None:
 
 
 def test_what_holds_no_decisions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for content, said in ((b"", "no decisions"), (b"{}\n", "one decision as JSON"), (b"\x1f\x8b1", "cannot be read")):
+    for content, said in (
+        (b"", "no decisions"),
+        (b"{}\n", "one decision as JSON"),
+        (b"\x1f\x8b1", "cannot be read"),
+        (b"\xfd7zXZ1", "cannot be read"),
+    ):
         (tmp_path / "file").write_bytes(content)
         assert antiphon(["simulate", "replay", str(tmp_path / "file")], {}) == 2
         assert said in capsys.readouterr().err
