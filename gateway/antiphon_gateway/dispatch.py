@@ -159,8 +159,11 @@ class Dispatcher:
         """Take a flight over; it fails where nobody can serve it. Raises ApiError (429) if there is no place."""
         for choice in flight.choices:
             choice.order = next(self._orders)
-            self._offer(choice)
-        waiting = [choice for choice in flight.choices if choice.attempt is None and not choice.ended]
+            if choice.leader is None:
+                self._offer(choice)
+        waiting = [
+            choice for choice in flight.choices if choice.attempt is None and choice.leader is None and not choice.ended
+        ]
         if waiting:
             self._make_room(flight)
             self._refuse_hopeless(flight, waiting)
@@ -287,8 +290,9 @@ class Dispatcher:
                 self.failed(attempt, why, MoveReason.FAILED)
             return
         attempt.heard_at = now
-        if step.token_ids:
-            self._measure(choice, now, len(step.token_ids))
+        tokens = len(step.token_ids)
+        if tokens:
+            self._measure(choice, now, tokens)
             if attempt.pledges:
                 self._release(attempt)
             if not attempt.outcome.first_token_at:
@@ -299,6 +303,8 @@ class Dispatcher:
                     self._metrics.predicted(choice.flight.model.name, attempt.predicted_ttft_ms, measured_ms)
         if not attempt.answered:
             self._answered(attempt)
+        if choice.flight.followers and (step.token_ids or step.finish):
+            self._follow(choice, step.usage.prefill_worker_id or attempt.load.worker_id)
         kept = choice.put(step)
         enough = choice.flight.enough
         if enough is not None and kept and not step.finish and enough(choice.index, step.text):
@@ -314,6 +320,23 @@ class Dispatcher:
             attempt.load.full_since = None
             self._queue(choice.group).placing.ended(len(choice.output))
             self._changed(attempt.load)
+
+    def _follow(self, leader: Choice, prompt_at: str) -> None:
+        """The leader's prompt is computed: its other choices go now, and find it where it is. Its flight was let in, so
+        they wait however much does."""
+        flight = leader.flight
+        following = [choice for choice in flight.followers if choice.leader is leader]
+        if not following:
+            return
+        flight.followers = [choice for choice in flight.followers if choice.leader is not leader]
+        flight.queued_at = time.monotonic()
+        for choice in following:
+            choice.leader = None
+            choice.prompt_at = prompt_at
+            if not choice.ended:
+                self._offer(choice)
+        if any(choice.attempt is None and not choice.ended for choice in following):
+            self._set_deadline(flight)
 
     def _measure(self, choice: Choice, now: float, tokens: int) -> None:
         flight = choice.flight

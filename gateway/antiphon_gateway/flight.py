@@ -91,12 +91,14 @@ class Choice:
         "held_logprobs",
         "index",
         "last_token_at",
+        "leader",
         "logprobs",
         "moved_from",
         "moves",
         "order",
         "output",
         "prompt",
+        "prompt_at",
         "prompt_logprobs",
         "sampling",
         "steps",
@@ -138,6 +140,10 @@ class Choice:
         """All ids so far, also those whose text a worker holds back: what another worker needs to go on."""
         self.held_logprobs: list[pb.TokenLogprob] | None = [] if sampling.HasField("logprobs") else None
         """Of the last ids of `output`, whose text the worker holds back; None: none are wanted."""
+        self.leader: Choice | None = None
+        """The choice that computes their prompt first; while it does, this one is offered to nobody."""
+        self.prompt_at = ""
+        """The worker that computed the prompt for the leader: it has its blocks, whether or not its index says so."""
         self.moves = 0
         """How often it went from one worker to another one, for whatever reason."""
         self.moved_from = ""
@@ -192,7 +198,8 @@ class Choice:
                 return True
         if flight.sent_whole:
             self.texts.append(step.text)
-            self.logprobs.extend(step.logprobs)
+            if self.held_logprobs is not None:
+                self.logprobs.extend(step.logprobs)
         elif finish or self.steps or flight.direct is None or not flight.direct(self, step):
             if not self.steps:
                 flight.ready.append(self)
@@ -277,6 +284,10 @@ class Flight:
         ]
         for choice in self.choices:
             choice.failures = failures
+        self.followers: list[Choice] = []
+        """Those that have a leader."""
+        if choices_per_prompt > 1:
+            self._let_the_first_lead(choices_per_prompt)
         self.ready: list[Choice] = []
         """Choices of a streamed answer that have steps to take."""
         self.open_choices = len(self.choices)
@@ -299,6 +310,14 @@ class Flight:
         self._waiter: asyncio.Future[None] | None = None
         """The handler's, which alone waits: an `asyncio.Event` for many costs three times as much."""
         self._gone = False
+
+    def _let_the_first_lead(self, choices_per_prompt: int) -> None:
+        """Of each prompt that has a block to share. A shorter one is sooner computed by each."""
+        for choice in self.choices:
+            first = choice.index - choice.index % choices_per_prompt
+            if choice.index != first and choice.prompt.chain:
+                choice.leader = self.choices[first]
+                self.followers.append(choice)
 
     @property
     def completion_tokens(self) -> int:

@@ -106,9 +106,7 @@ class HttpServer:
         self.connections.discard(connection)
 
     def handle(self, request: Request) -> None:
-        task = self._loop.create_task(self._run(request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.add(self._loop.create_task(self._run(request)))
 
     async def _run(self, request: Request) -> None:
         try:
@@ -118,4 +116,7 @@ class HttpServer:
         finally:
             if not request.answered:
                 request.abort()
+            # Not by a callback of the task, which is one more thing for the loop to do for each request.
+            if (task := asyncio.current_task()) is not None:
+                self._tasks.discard(task)
             request.forget()

@@ -26,20 +26,30 @@ def make_sampling(
     sampling = pb.Sampling(
         temperature=default_temperature if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else max(body.top_p, _SMALLEST_TOP_P),
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         seed=random.getrandbits(64) if body.seed is None else body.seed & (2**64 - 1),
         max_tokens=max_tokens,
-        min_tokens=body.min_tokens or 0,
-        stop_token_ids=body.stop_token_ids or (),
-        stop=stop_strings(body),
-        ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,
-        include_stop_text=bool(body.include_stop_str_in_output),
     )
+    # Most have none of these: what is not named costs nothing.
+    if body.top_k is not None:
+        sampling.top_k = max(0, body.top_k)
+    if body.min_p is not None:
+        sampling.min_p = body.min_p
+    if body.presence_penalty is not None:
+        sampling.presence_penalty = body.presence_penalty
+    if body.frequency_penalty is not None:
+        sampling.frequency_penalty = body.frequency_penalty
+    if body.min_tokens is not None:
+        sampling.min_tokens = body.min_tokens
+    if body.stop_token_ids:
+        sampling.stop_token_ids.extend(body.stop_token_ids)
+    if body.stop is not None:
+        sampling.stop.extend(stop_strings(body))
+    if body.ignore_eos:
+        sampling.ignore_eos = True
+    if body.include_stop_str_in_output:
+        sampling.include_stop_text = True
     if logprobs is not None:
         sampling.logprobs = logprobs
     for key, value in (body.logit_bias or {}).items():

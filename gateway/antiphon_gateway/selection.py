@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
+from antiphon_policy.routing import WorkerRole
+
 from antiphon_gateway.fleet import Fleet, can_decode
 from antiphon_gateway.groups import Candidate, Group, choose
 from antiphon_gateway.worker_client import WorkerClient
@@ -53,4 +55,16 @@ class Selection:
         )
 
     def _serves(self, group: Group, excluded: Collection[str]) -> bool:
-        return next(self.decoders(group, excluded), None) is not None
+        """Whether there is one of its `decoders`. Asked for each request, so without them."""
+        draining = self._fleet.catalogue.draining(group.model)
+        for client in self._fleet.workers_of(group):
+            attachment = client.attachment
+            if (
+                attachment is not None
+                and attachment.role is not WorkerRole.PREFILL
+                and attachment.worker_id not in draining
+                and attachment.worker_id not in excluded
+                and not client.queue.draining
+            ):
+                return True
+        return False

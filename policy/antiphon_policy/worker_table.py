@@ -274,6 +274,8 @@ class WorkerTable:
         if not slots:
             return 0.0
         least = min([self._views[slot].queued_tokens for slot in slots])
+        if not least and not waiting_tokens:
+            return 0.0
         return (least + waiting_tokens) / max(1.0, self.workload.uncached_tokens)
 
     def _priced(self, pairs: Sequence[Pair], prices: Prices, leading: Mapping[str, int], most: int) -> list[_Ranked]:
@@ -292,10 +294,12 @@ class WorkerTable:
             else:
                 other = views[prefiller]
                 option = prices.remote(view, held, other, leading.get(other.worker_id, 0))
-            cost = option.cost
-            rank = cost.total_ms if option.keeps_sla else cost.total_ms + BROKEN_MS
+            rank = option.cost.total_ms
+            if not option.keeps_sla:
+                rank += BROKEN_MS
             options.append((rank, len(options), option))
-            best_ms = min(best_ms, rank + _margin_ms(option))
+            if rank < best_ms:
+                best_ms = min(best_ms, rank + _margin_ms(option))
         options.sort()
         return options
 
