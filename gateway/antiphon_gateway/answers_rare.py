@@ -104,7 +104,9 @@ class FullerRenderer:
             if self._with_ids and (ends or not (self._is_chat and begins)):
                 # The chunk that says the role has none.
                 ids, streamed.pending = streamed.pending, []
-            count = streamed.completion_tokens if ends else told
+            # The chunk that only says the role brings no token; text and its finish reason may be two chunks.
+            says_the_role = self._is_chat and begins and not ends
+            count = told if says_the_role else streamed.completion_tokens
             out.append(self._more(chunk, choice, count, ids, begins=begins))
             if begins and self._echo:
                 out.append(self._more(self._echoed(chunk, choice), choice, count, None, begins=False))

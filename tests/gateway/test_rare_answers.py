@@ -48,6 +48,23 @@ async def test_case(case: str) -> None:
         await CHECKS[case](running.url, "test-model")
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_chunks_usage_counts_the_tokens_of_its_text(path: str) -> None:
+    """Load tools take a chunk's tokens from it; the last text and the finish reason may be two chunks."""
+    async with running_gateway(FakeWorker()) as running:
+        asking = Asking(running.url, "test-model")
+        for max_tokens in (1, 3):
+            stream = await asking.stream(
+                path, max_tokens=max_tokens, stream_options={"include_usage": True, "continuous_usage_stats": True}
+            )
+            text = ""
+            for event in stream.events[:-1]:
+                (choice,) = event["choices"]
+                text += choice["text"] if path == COMPLETIONS else choice["delta"].get("content") or ""
+                assert event["usage"]["completion_tokens"] == len(text)
+            assert len(text) == max_tokens
+
+
 async def prompt_of(running: RunningGateway, **fields: Any) -> str:
     """Of a chat, as text."""
     body = {"model": "test-model", "messages": MESSAGES, **fields, "return_token_strs": True}
