@@ -189,6 +189,11 @@ class Choice:
     def ended(self) -> bool:
         return self.failure is not None or self.finish != pb.FINISH_NONE
 
+    @property
+    def computed(self) -> bool:
+        """Some worker has computed its prompt to the end."""
+        return bool(self.first_token_at or (self.submits and self.finish))
+
     def put(self, step: pb.RequestStep) -> bool:
         """Keep a step for the handler. False: the buffer is full, and the choice has failed."""
         flight, finish = self.flight, step.finish
@@ -322,6 +327,15 @@ class Flight:
     @property
     def completion_tokens(self) -> int:
         return sum([len(choice.output) for choice in self.choices])
+
+    @property
+    def served_prompt_tokens(self) -> int:
+        """Those of prompts that were computed: not of what nobody came to, or left too early."""
+        if len(self.choices) == 1:
+            return self.prompt_tokens if self.choices[0].computed else 0
+        size = self._choices_per_prompt
+        groups = (self.choices[start : start + size] for start in range(0, len(self.choices), size))
+        return sum(len(group[0].prompt.token_ids) for group in groups if any(choice.computed for choice in group))
 
     @property
     def cached_tokens(self) -> int:

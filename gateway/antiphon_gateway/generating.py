@@ -223,7 +223,7 @@ def _complete(flight: Flight) -> None:
 
 
 def _account(flight: Flight, span: Span) -> None:
-    flight.metrics.prompt_tokens.inc(flight.prompt_tokens)
+    flight.metrics.prompt_tokens.inc(flight.served_prompt_tokens)
     flight.metrics.completion_tokens.inc(flight.completion_tokens)
     flight.metrics.cached_tokens.inc(flight.cached_tokens)
     if span.is_recording():

@@ -4,6 +4,7 @@ decoded on another."""
 from __future__ import annotations
 
 import json
+import random
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -129,7 +130,7 @@ async def test_n_choices_compute_their_prompt_once(
     before = [await worker.metric("antiphon_engine_tokens_computed_total") for worker in workers]
     body = {
         "model": model.name,
-        "prompt": [(7 * place + tokens + stream) % 200 for place in range(tokens)],
+        "prompt": random.Random(tokens + stream).choices(range(200), k=tokens),
         "n": choices,
         "max_tokens": answer,
         "stream": stream,
