@@ -51,7 +51,9 @@ class _Usage(msgspec.Struct):
     output_tokens: int
 
 
-class _Message(msgspec.Struct):
+class Message(msgspec.Struct):
+    """The answer of /v1/messages."""
+
     id: str
     type: str
     role: str
@@ -185,8 +187,8 @@ class MessageRenderer:
 
     # -- both
 
-    def _message(self, content: list[Block], reason: str | None, stop_sequence: str | None, usage: _Usage) -> _Message:
-        return _Message(self._id, "message", "assistant", self._name, content, reason, stop_sequence, usage)
+    def _message(self, content: list[Block], reason: str | None, stop_sequence: str | None, usage: _Usage) -> Message:
+        return Message(self._id, "message", "assistant", self._name, content, reason, stop_sequence, usage)
 
     def _stop(self, choice: Choice, parser: AnswerParser) -> tuple[str, str | None]:
         """Why it ended, and with which of the client's stop sequences."""

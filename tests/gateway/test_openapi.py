@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -35,20 +36,30 @@ EXAMPLES = 5
 CHAT: dict[str, Any] = {"model": "test-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 COMPLETION: dict[str, Any] = {"model": "test-model", "prompt": ["hi", "ho"], "max_tokens": 3}
 RESPONSE: dict[str, Any] = {"model": "test-model", "input": "hi", "max_output_tokens": 3}
+TOOL = {"name": "look", "parameters": {"type": "object"}}
 GOOD: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/chat/completions": (
         CHAT,
         {**CHAT, "stream": True, "stream_options": {"include_usage": True}},
         {**CHAT, "n": 2, "logprobs": True, "top_logprobs": 2},
+        {**CHAT, "prompt_logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": True},
+        {**CHAT, "tools": [{"type": "function", "function": TOOL}]},
     ),
-    "/v1/completions": (COMPLETION, {**COMPLETION, "stream": True}, {**COMPLETION, "logprobs": 1, "user": "u"}),
-    "/v1/messages": (CHAT,),
+    "/v1/completions": (
+        COMPLETION,
+        {**COMPLETION, "stream": True},
+        {**COMPLETION, "logprobs": 1, "user": "u"},
+        {**COMPLETION, "prompt_logprobs": 1, "echo": True, "logprobs": 2, "return_token_ids": True},
+    ),
+    "/v1/messages": (CHAT, {**CHAT, "stream": True}, {**CHAT, "tools": [{"name": "look", "input_schema": {}}]}),
     "/v1/responses": (RESPONSE, {**RESPONSE, "stream": True}),
     "/v1/messages/count_tokens": ({name: CHAT[name] for name in ("model", "messages")},),
     "/tokenize": ({"model": "test-model", "prompt": "hi", "return_token_strs": True},),
     "/detokenize": ({"model": "test-model", "tokens": [1, 2]},),
 }
 """Bodies that are answered 200: of the drawn ones, most are refused."""
+THERE = {"model": "test-model"}
+"""Of what paths name, what is there; beside it the ids of answers that were given."""
 
 
 def for_one_model(document: dict[str, Any]) -> dict[str, Any]:
@@ -61,12 +72,21 @@ def for_one_model(document: dict[str, Any]) -> dict[str, Any]:
 
 def send_what_the_document_allows(document: dict[str, Any], url: str) -> list[str]:
     """Examples of every operation; the names of those that were sent. Raises what a check finds."""
-    sent = []
+    sent: list[str] = []
+    there = dict(THERE)
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
         operation = found.ok()
         for body in GOOD.get(operation.path, ()):
             good = operation.Case(body=body, media_type="application/json")
-            assert good.call_and_validate(base_url=url, checks=CHECKS, timeout=20).status_code == 200
+            answer = good.call_and_validate(base_url=url, checks=CHECKS, timeout=20)
+            assert answer.status_code == 200, answer.text
+            if answer.headers["content-type"] == ["application/json"]:
+                name = "response_id" if operation.path == "/v1/responses" else "request_id"
+                there[name] = answer.json().get("id", there.get(name, ""))
+        names = set(re.findall(r"{(\w+)}", operation.path))
+        if names and names <= set(there):
+            good = operation.Case(path_parameters={name: there[name] for name in names})
+            assert good.call_and_validate(base_url=url, checks=CHECKS, timeout=20).status_code == 200, operation.path
 
         @settings(
             max_examples=EXAMPLES,
