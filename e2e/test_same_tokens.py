@@ -18,6 +18,7 @@ from antiphon_proto import worker_pb2 as wire
 
 from tests.support.installed import has_nixl
 from tests.support.models import demo_model
+from tests.support.prompt_scores import assert_scores, scores_of_folder, told_by_a_worker
 from tests.support.reference import (
     OUTPUT_TOKENS,
     Reference,
@@ -107,6 +108,8 @@ def _sampling(index: int, sampled: bool) -> dict[str, float]:
 async def test_every_way_gives_the_reference_tokens(transport: str, folder: Path, tmp_path: Path) -> None:
     # Before anything runs: computing them keeps this process's event loop busy.
     greedy, sampled, turns = greedy_references(folder), sampled_references(folder), second_turn_references(folder)
+    scored = [reference.prompt for reference in (greedy[8], greedy[19])]
+    scores = scores_of_folder(folder, scored, 3) if transport == "tcp" else []
     async with Workers(tmp_path, *_REAL, "--transport", transport) as workers:
         prefill, decode, second_decode, second_prefill = await workers.start_all(
             ("--role", "prefill", "--kv-blocks", "400"),
@@ -145,6 +148,16 @@ async def test_every_way_gives_the_reference_tokens(transport: str, folder: Path
                     assert answer.usage.cached_tokens >= (len(reference.prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
                     assert answer.usage.pulled_blocks == 0
                 await _compare(f"{transport}, sampled", second_client, sampled, prefill=[prefill], sampled=True)
+                for prompt, expected in zip(scored, scores, strict=True):
+                    # All of it is cached on both; cold; and by the decode worker alone.
+                    for prefills, salt in (([prefill], b""), ([prefill], b"cold"), ([], b"cold")):
+                        told = await _run(
+                            client, prompt, prefill=prefills, cache_salt=salt, max_tokens=2, prompt_logprobs=3
+                        )
+                        assert_scores(told_by_a_worker(told.prompt_logprobs), expected)
+                        assert told.usage is not None
+                        assert told.usage.cached_tokens == 0
+                        assert told.usage.prefill_worker_id == (prefills[0].worker_id if prefills else "")
 
             pulled_before = await second_prefill.metric("antiphon_pulled_blocks_total")
             second = await _compare(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
-from transformers import PreTrainedModel
+from antiphon_engine.interface import TokenLogprob
+from antiphon_proto import worker_pb2 as wire
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 TOLERANCE = 1e-3
 """Engines that batch and cut differently round differently, and ranks add up in another order."""
@@ -44,6 +47,19 @@ def expected_scores(model: PreTrainedModel, prompt: Sequence[int], top: int) -> 
     logprobs = logits.log_softmax(-1)
     return [
         ExpectedScore(token, float(logprobs[row, token]), logprobs[row], top) for row, token in enumerate(prompt[1:])
+    ]
+
+
+def scores_of_folder(folder: Path, prompts: Sequence[Sequence[int]], top: int) -> list[list[ExpectedScore]]:
+    """Of a model in a folder, which is loaded for it and let go."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return [expected_scores(model, prompt, top) for prompt in prompts]
+
+
+def told_by_a_worker(told: Sequence[wire.TokenLogprob]) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(one.token_id, one.logprob, tuple(zip(one.top_ids, one.top_logprobs, strict=True)), rank=one.rank)
+        for one in told
     ]
 
 

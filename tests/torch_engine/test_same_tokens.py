@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from antiphon_engine import BlockEngine, EngineRequest, FinishReason, Sampling, SchedulerConfig
+from antiphon_engine.interface import TokenLogprob
 from antiphon_engine.torch_engine import TorchSettings, create_torch_executor
 
 from tests.support.engine import Recorder, started
 from tests.support.models import demo_model
+from tests.support.prompt_scores import TOLERANCE, assert_scores, scores_of_folder
 from tests.support.reference import (
     OUTPUT_TOKENS,
     Reference,
@@ -67,6 +69,14 @@ class _Running:
             compared += assert_same(self.recorder.tokens[name], reference)
         report(kind, references, compared)
         return names
+
+    def logprobs(self, name: str) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
+        """Of the prompt's tokens, and of the answer's."""
+        outputs = [output for step in self.recorder.steps for output in step.outputs if output.request_id == name]
+        return (
+            [one for output in outputs for one in output.prompt_logprobs],
+            [one for output in outputs for one in output.logprobs],
+        )
 
     def cached_tokens(self, names: Sequence[str]) -> list[int]:
         return [self.recorder.finished[name].cached_tokens for name in names]
@@ -137,6 +147,53 @@ def test_one_at_a_time_and_all_at_once_are_the_same(roomy: _Running, sampled: tu
         tokens, finish = roomy.tokens(sampled[index].prompt, sampling_of(index))
         assert finish is FinishReason.LENGTH
         assert_same(tokens, sampled[index])
+
+
+# ------------------------------------------------------------------ log-probabilities of prompts
+
+
+def test_a_prompts_log_probabilities_equal_transformers(roomy: _Running, folder: Path) -> None:
+    """In chunks, beside each other, cold and with all of it in the cache; one that shares a beginning with another."""
+    asked = [prompts()[index] for index in (1, 8, 15)]
+    expected = scores_of_folder(folder, asked, 3)
+    wanted = dataclasses.replace(_GREEDY, prompt_logprobs=3, max_tokens=2)
+    for _ in range(2):
+        names = roomy.run([(prompt, wanted) for prompt in asked])
+        for name, scores in zip(names, expected, strict=True):
+            assert_scores(roomy.logprobs(name)[0], scores)
+        assert roomy.cached_tokens(names) == [0] * len(asked)
+
+
+def test_an_answer_sent_again_as_a_prompt_is_as_likely_as_it_was(roomy: _Running) -> None:
+    prompt = prompts()[9]
+    wanted = dataclasses.replace(_GREEDY, logprobs=2, max_tokens=24)
+    [answered] = roomy.run([(prompt, wanted)])
+    _, own = roomy.logprobs(answered)
+    again = [*prompt, *roomy.recorder.tokens[answered]]
+    [asked] = roomy.run([(again, dataclasses.replace(_GREEDY, prompt_logprobs=2, max_tokens=0))])
+    told, none = roomy.logprobs(asked)
+    assert none == []
+    assert len(told) == len(again) - 1
+    behind = told[len(prompt) - 1 :]
+    assert [one.token_id for one in behind] == [one.token_id for one in own]
+    assert [one.logprob for one in behind] == pytest.approx([one.logprob for one in own], abs=TOLERANCE)
+    assert {one.rank for one in behind} == {1}
+
+
+# ------------------------------------------------------------------ limits
+
+
+def test_nothing_but_allowed_ids_comes_and_no_bad_word_is_completed(roomy: _Running) -> None:
+    prompt, plain = prompts()[9], dataclasses.replace(_GREEDY, max_tokens=8)
+    usual, _ = roomy.tokens(prompt, plain)
+    tokens, _ = roomy.tokens(prompt, dataclasses.replace(plain, bad_words=(tuple(usual[1:3]), (usual[5],))))
+    assert tokens[:2] == usual[:2]
+    assert tokens[2] != usual[2]
+    assert usual[5] not in tokens
+    allowed = tuple(sorted({*usual[:4], 500, 700}))
+    tokens, _ = roomy.tokens(prompt, dataclasses.replace(plain, allowed_token_ids=allowed))
+    assert set(tokens) <= set(allowed)
+    assert tokens[:4] == usual[:4]
 
 
 # ------------------------------------------------------------------ the first token ends it

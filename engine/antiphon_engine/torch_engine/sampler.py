@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from antiphon_engine.executor import NO_TOKEN, SampledToken, SampleSpec
 from antiphon_engine.interface import Sampling, TokenLogprob
 from antiphon_engine.torch_engine.noise import COARSE_STEPS, IdArray, Noise
-from antiphon_engine.torch_engine.scores import LOWEST_LOGPROB
+from antiphon_engine.torch_engine.scores import LOWEST_LOGPROB, best_ids
 
 logger = logging.getLogger("antiphon.engine.torch")
 
@@ -188,7 +188,7 @@ def _filtered(row: Logits, sampling: Sampling, ids: IdArray | None) -> IdArray |
     """Of `ids` (all if None; ascending), those that top-k, top-p and min-p leave, ascending. None: all."""
     values = row if ids is None else row[ids]
     if 0 < sampling.top_k < len(values):
-        places = np.sort(_best_ids(values, sampling.top_k))
+        places = np.sort(best_ids(values, sampling.top_k))
         ids = places if ids is None else ids[places]
     if sampling.top_p < 1.0:
         ids = _nucleus(row, ids, sampling.top_p)
@@ -198,17 +198,6 @@ def _filtered(row: Logits, sampling: Sampling, ids: IdArray | None) -> IdArray |
     return ids
 
 
-def _best_ids(row: Logits, count: int) -> IdArray:
-    """The `count` best ids, best first, equal ones by lowest id."""
-    if count >= len(row):
-        chosen: IdArray = np.arange(len(row))
-    else:
-        threshold = np.partition(row, len(row) - count)[len(row) - count]
-        chosen = np.flatnonzero(row >= threshold)
-    order = np.argsort(-row[chosen], kind="stable")
-    return chosen[order][:count]
-
-
 def _nucleus(row: Logits, ids: IdArray | None, top_p: float) -> IdArray:
     """The best of `ids` (all if None) before which less than `top_p` of their mass has been summed; ascending."""
     values = row if ids is None else row[ids]
@@ -216,7 +205,7 @@ def _nucleus(row: Logits, ids: IdArray | None, top_p: float) -> IdArray:
     total = float(np.exp(values - best).sum(dtype=np.float64))
     count = min(_FIRST_NUCLEUS, len(values))
     while True:
-        places = _best_ids(values, count)
+        places = best_ids(values, count)
         mass = np.exp(values[places] - best).astype(np.float64)
         before = np.cumsum(mass) - mass
         stays = int(np.count_nonzero(before < top_p * total))
@@ -262,7 +251,7 @@ def _logprobs(row: Logits, token_id: int, count: int, *, masked: bool) -> TokenL
     if not np.isfinite(best):
         return TokenLogprob(token_id, 0.0 if row[token_id] == best else LOWEST_LOGPROB)
     normaliser = float(best) + math.log(float(np.exp(row - best).sum(dtype=np.float64)))
-    top = _best_ids(row, count) if count > 0 else np.empty(0, dtype=np.int64)
+    top = best_ids(row, count) if count > 0 else np.empty(0, dtype=np.int64)
     if masked:
         top = top[row[top] > -np.inf]
     return TokenLogprob(
