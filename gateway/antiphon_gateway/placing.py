@@ -182,7 +182,7 @@ class Placing:
     def plan(self, choice: Choice, now: float) -> Plan:
         """Raises NoWorker. After `refresh`."""
         model = choice.flight.model
-        leading = self._fleet.leading_blocks(model, choice.chain)
+        leading = self._leading(choice)
         request = self._request(choice, leading, now)
         draw = self._draw()
         table = self._table
@@ -209,8 +209,7 @@ class Placing:
 
     def matched_tokens(self, choice: Choice) -> int:
         """Of what it has so far, those that the best worker holds."""
-        leading = self._fleet.leading_blocks(choice.flight.model, choice.chain)
-        return max(leading.values(), default=0) * choice.flight.model.block_tokens
+        return max(self._leading(choice).values(), default=0) * choice.flight.model.block_tokens
 
     def due_ms(self, choice: Choice, uncached_tokens: int) -> float | None:
         """When its first token is due, in monotonic milliseconds, if so much of the prompt has to be computed; None: no
@@ -257,6 +256,14 @@ class Placing:
         self._meter.ended(output_tokens)
 
     # -- inside
+
+    def _leading(self, choice: Choice) -> Mapping[str, int]:
+        """Worker id -> leading blocks that it holds of what the choice has so far."""
+        leading = self._fleet.leading_blocks(choice.flight.model, choice.chain)
+        if choice.prompt_at:
+            blocks = max(leading.get(choice.prompt_at, 0), len(choice.prompt.chain))
+            return {**leading, choice.prompt_at: blocks}
+        return leading
 
     def _request(self, choice: Choice, leading: Mapping[str, int], now: float) -> RouteRequest:
         flight = choice.flight

@@ -118,8 +118,7 @@ async def test_anthropics_client_is_answered_by_real_workers(running: RunningGat
     assert set(call.input) == {"deep"}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("tokens", [200, 1000, 1024])
+@pytest.mark.parametrize(("tokens", "stream"), [(200, False), (1000, True), (1024, False)])
 async def test_n_choices_compute_their_prompt_once(
     running: RunningGateway, workers: list[WorkerProcess], tokens: int, stream: bool
 ) -> None:
