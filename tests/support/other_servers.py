@@ -226,4 +226,7 @@ def _sources() -> Iterable[str]:
         + "."
     )
     yield f"- *smg* {found['smg']['version']}: asked, before a worker over HTTP that wrote down what reached it."
-    yield f"- *Dynamo* {found['dynamo']['version']}: its frontend asked, before a worker that did the same."
+    yield (
+        f"- *Dynamo* {found['dynamo']['version']}: its frontend (with its own preprocessor) asked, before a worker that"
+        " did the same."
+    )
