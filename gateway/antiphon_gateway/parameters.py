@@ -78,7 +78,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _honoured("model", BOTH, "A name from /v1/models."),
     _honoured("messages", CHAT, "Text; parts of type text and refusal are joined, other parts are refused."),
     _honoured("prompt", COMPLETIONS, "A text, a list of texts, a list of token ids, or a list of such lists."),
-    _honoured("n", BOTH, "1 to 16; the choices share the prompt's blocks."),
+    _honoured("n", BOTH, "1 to 16; the prompt is computed once, and the choices share its blocks."),
     _honoured("echo", COMPLETIONS, "The prompt's text comes before the answer; so do its logprobs."),
     # How it is answered.
     _honoured("stream", BOTH, "Server-sent events."),
