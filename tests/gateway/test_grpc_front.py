@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 from antiphon_gateway import errors
 from antiphon_gateway.grpc_front.failures import plain, status_of, trailing
 from antiphon_proto import inference_pb2 as api
@@ -25,6 +27,12 @@ CODE = grpc.StatusCode
 def chat(**changes: Any) -> api.ChatCompletionRequest:
     made: api.ChatCompletionRequest = message_of(api.ChatCompletionRequest, {**CHAT, **changes})
     return made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[RunningFront]:
+    async with running_front(FakeWorker()) as front:
+        yield front
 
 
 async def refuse_for_want_of_room(worker: FakeWorker, connection: Connection, submit: pb.Submit) -> None:
@@ -187,15 +195,30 @@ async def test_errors_before_the_first_token_say_what_http_says() -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options", None),
     ],
 )
-async def test_what_only_a_message_can_get_wrong(fields: dict[str, Any], param: str, code: str | None) -> None:
-    async with running_front(FakeWorker()) as front:
-        request = chat()
-        if "messages" in fields:
-            del request.messages[:]
-        request.MergeFrom(api.ChatCompletionRequest(**fields))
-        error = await failure_of(front.stub.ChatCompletion(request))
-        assert error.code() is CODE.INVALID_ARGUMENT
-        assert (told_by(error)["x-antiphon-error-param"], told_by(error).get("x-antiphon-error-code")) == (param, code)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_only_a_message_can_get_wrong(
+    shared: RunningFront, fields: dict[str, Any], param: str, code: str | None
+) -> None:
+    request = chat()
+    if "messages" in fields:
+        del request.messages[:]
+    request.MergeFrom(api.ChatCompletionRequest(**fields))
+    error = await failure_of(shared.stub.ChatCompletion(request))
+    assert error.code() is CODE.INVALID_ARGUMENT
+    assert (told_by(error)["x-antiphon-error-param"], told_by(error).get("x-antiphon-error-code")) == (param, code)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_fields_of_a_newer_client_are_named_as_ignored(shared: RunningFront) -> None:
+    newer = b"\xa0\x3f\x01"  # the field 1012, with the number 1
+    for name, kind, request in (
+        ("ChatCompletion", api.ChatCompletionResponse, chat()),
+        ("Completion", api.CompletionResponse, api.CompletionRequest(model="test-model", prompt=[{"text": "a"}])),
+    ):
+        raw: Any = shared.channel.unary_unary(f"/antiphon.v1.Inference/{name}", response_deserializer=kind.FromString)
+        call = raw(request.SerializeToString() + newer)
+        assert (await call).choices
+        assert dict(await call.initial_metadata())["x-antiphon-ignored"] == "field_1012"
 
 
 async def test_a_message_that_is_none_and_one_that_is_too_large() -> None:

@@ -45,23 +45,6 @@ async def test_a_signal_drains_both_ways_in(tmp_path: Path) -> None:
         assert await process.exit_code() == 0
 
 
-async def test_what_does_not_end_in_time_ends_with_a_status(tmp_path: Path) -> None:
-    port = free_port()
-    worker = FakeWorker(behaviour=Gate())
-    async with (
-        gateway(tmp_path, worker, grpc_port=port, drain_timeout_s=0.2) as process,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-    ):
-        stub: Any = api_grpc.InferenceStub(channel)
-        call = stub.StreamChatCompletion(ASKED, wait_for_ready=True, timeout=60)
-        await call.read()
-        process.signal()
-        error = await failure_of(call)
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert told_by(error)["x-antiphon-error-code"] == "draining"
-        assert await process.exit_code() == 0
-
-
 def test_a_port_that_is_taken_is_said_and_nothing_is_left() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -48,7 +48,7 @@ def _maker(kind: type[Message], mend: Callable[[_Object], None]) -> Maker:
     return make
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _tell(what: str) -> None:
     log.error("an answer has a field that the gRPC message lacks, and goes without it: %s", what)
 

@@ -16,6 +16,7 @@ import msgspec
 from antiphon_proto import inference_pb2 as api
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from antiphon_gateway.errors import invalid
 
@@ -26,6 +27,9 @@ _OF_THE_METHOD = "stream"
 def body_of(message: Message, *, stream: bool = False) -> bytes:
     """Raises ApiError (400)."""
     body = _object(message, "")
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
+        # A newer client's: named in x-antiphon-ignored, as the body's other unknown fields are.
+        body[f"field_{unknown.field_number}"] = True
     if stream:
         body[_OF_THE_METHOD] = True
     try:
