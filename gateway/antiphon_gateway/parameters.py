@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from antiphon_gateway.errors import invalid
+from antiphon_gateway.errors import ApiError, invalid
 from antiphon_gateway.http import Header
 
 MAX_NAMES = 16
@@ -256,7 +256,16 @@ def check_rare(body: msgspec.Struct, endpoint: Endpoint) -> None:
     for row in _refusals(type(body), endpoint):
         value = getattr(body, row.name)
         if value is not None and not any(value == other and type(value) is type(other) for other in row.harmless):
-            raise invalid(f"{row.name} is not supported. {row.sentence}", param=row.name, code="unsupported_parameter")
+            raise _refusal(row)
+
+
+def unsupported(name: str, endpoint: Endpoint) -> ApiError:
+    """The refusal of a parameter by its row of the table."""
+    return _refusal(next(row for row in PARAMETERS if row.name == name and endpoint in row.endpoints))
+
+
+def _refusal(row: Parameter) -> ApiError:
+    return invalid(f"{row.name} is not supported. {row.sentence}", param=row.name, code="unsupported_parameter")
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import msgspec
 
 from antiphon_gateway.errors import ApiError, invalid
-from antiphon_gateway.parameters import Endpoint, check_rare, wide
+from antiphon_gateway.parameters import Endpoint, check_rare, unsupported, wide
 from antiphon_gateway.wire_ids import WireIds
 
 MAX_CHOICES = 16
@@ -248,10 +248,9 @@ def check_chat(body: ChatBody) -> None:
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs can be used only with logprobs: true.", param="top_logprobs")
     if body.functions:
-        raise invalid("functions is not supported; use tools.", param="functions", code="unsupported_parameter")
+        raise unsupported("functions", Endpoint.CHAT)
     if body.audio is not None or (body.modalities is not None and body.modalities != ["text"]):
-        param = "audio" if body.audio is not None else "modalities"
-        raise invalid("Only text output is supported.", param=param, code="unsupported_parameter")
+        raise unsupported("audio" if body.audio is not None else "modalities", Endpoint.CHAT)
 
 
 def check_completion(body: CompletionBody) -> None:
@@ -260,9 +259,9 @@ def check_completion(body: CompletionBody) -> None:
     _within(body.max_tokens, 0, 2**31 - 1, "max_tokens")
     _within(body.logprobs, 0, MAX_TOP_LOGPROBS, "logprobs")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise invalid("best_of is not supported unless it equals n.", param="best_of", code="unsupported_parameter")
+        raise unsupported("best_of", Endpoint.COMPLETIONS)
     if body.suffix:
-        raise invalid("suffix is not supported.", param="suffix", code="unsupported_parameter")
+        raise unsupported("suffix", Endpoint.COMPLETIONS)
 
 
 def stop_strings(body: CommonBody) -> list[str]:

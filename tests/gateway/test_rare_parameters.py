@@ -86,6 +86,27 @@ async def test_what_cannot_be_is_refused_by_name(running: RunningGateway, endpoi
     assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (name, "unsupported_parameter")
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "extra"),
+    [
+        (Endpoint.CHAT, {"functions": [{"name": "f"}]}),
+        (Endpoint.CHAT, {"audio": {"voice": "alloy"}}),
+        (Endpoint.CHAT, {"modalities": ["audio"]}),
+        (Endpoint.CHAT, {"best_of": 2}),
+        (Endpoint.COMPLETIONS, {"best_of": 2}),
+        (Endpoint.COMPLETIONS, {"suffix": "the end"}),
+    ],
+)
+async def test_a_refusal_says_what_the_table_says(
+    running: RunningGateway, endpoint: Endpoint, extra: dict[str, Any]
+) -> None:
+    [name] = extra
+    [row] = [row for row in PARAMETERS if row.name == name and endpoint in row.endpoints]
+    response = await running.client.post(endpoint.value, json={**BODIES[endpoint][1], **extra})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].endswith(row.sentence)
+
+
 @pytest.mark.parametrize("endpoint", BODIES)
 async def test_what_asks_for_nothing_is_accepted_and_needs_no_header(
     running: RunningGateway, endpoint: Endpoint
