@@ -289,6 +289,8 @@ class Flight:
         ]
         for choice in self.choices:
             choice.failures = failures
+        self.scores = sampling.HasField("prompt_logprobs")
+        """It tells how likely its prompts are: the answer may be megabytes, and is made in a thread."""
         self.followers: list[Choice] = []
         """Those that have a leader."""
         if choices_per_prompt > 1:

@@ -11,8 +11,8 @@ from antiphon_gateway.errors import invalid
 from antiphon_gateway.models import Model, Prompt
 from antiphon_gateway.schema import CommonBody, check_token_ids
 
-MAX_PROMPT_SCORES = 131_072
-"""Log-probabilities of prompts that one answer tells, alternatives included: some 10 MB of JSON."""
+MAX_PROMPT_SCORES = 65_536
+"""Log-probabilities of prompts that one answer tells, alternatives included: some 3 MB of JSON."""
 
 
 def complete_rare(sampling: pb.Sampling, body: CommonBody, model: Model, prompts: Sequence[Prompt]) -> None:

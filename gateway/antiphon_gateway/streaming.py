@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from antiphon_proto import worker_pb2 as pb
 
@@ -68,9 +68,14 @@ async def send_stream(request: ClientRequest, flight: Flight, renderer: Renderer
     try:
         while True:
             await flight.wait()
-            events = [renderer.take(choice, step) for choice in flight.take_ready() for step in choice.take()]
+            ready = [(choice, step) for choice in flight.take_ready() for step in choice.take()]
+            # As of these steps: more may come while they are told.
             failure = flight.failure
             ended = failure is not None or not flight.open_choices
+            if flight.scores and not told:
+                events = await asyncio.to_thread(_taken, renderer, ready)
+            else:
+                events = _taken(renderer, ready)
             if not told:
                 if failure is not None:
                     raise failure
@@ -95,6 +100,10 @@ async def send_stream(request: ClientRequest, flight: Flight, renderer: Renderer
             flight.direct = flight.direct or _sender(request, renderer)
     finally:
         flight.direct = None
+
+
+def _taken(renderer: Renderer, steps: Sequence[tuple[Choice, pb.RequestStep]]) -> list[bytes]:
+    return [renderer.take(choice, step) for choice, step in steps]
 
 
 def _sender(request: ClientRequest, renderer: Renderer) -> Callable[[Choice, pb.RequestStep], bool]:
@@ -122,4 +131,5 @@ async def send_whole(request: ClientRequest, flight: Flight, renderer: Renderer)
         await flight.wait()
     if flight.failure is not None:
         raise flight.failure
-    await request.respond(200, renderer.whole(flight), JSON_TYPE)
+    whole = await asyncio.to_thread(renderer.whole, flight) if flight.scores else renderer.whole(flight)
+    await request.respond(200, whole, JSON_TYPE)

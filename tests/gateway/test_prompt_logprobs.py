@@ -206,14 +206,14 @@ async def test_words_and_ids_go_to_the_worker(running: RunningGateway, worker: F
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"prompt_logprobs": True}, "prompt_logprobs"),
-        ({"prompt": [[5] * 4000] * 2, "prompt_logprobs": 20}, "prompt_logprobs"),
-        ({"prompt": [[5] * 4000] * 2, "echo": True, "logprobs": 20}, "logprobs"),
+        ({"prompt": [[5] * 2000] * 2, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt": [[5] * 2000] * 2, "echo": True, "logprobs": 20}, "logprobs"),
     ],
 )
 async def test_what_is_out_of_bounds_is_refused_by_name(
     running: RunningGateway, changes: dict[str, Any], param: str
 ) -> None:
-    assert MAX_PROMPT_SCORES < 8000 * 21
+    assert MAX_PROMPT_SCORES < 4000 * 21
     raw = json.dumps({**COMPLETION, **changes}).encode()
     response = await running.client.post("/v1/completions", content=raw)
     assert response.status_code == 400, response.text
