@@ -84,6 +84,8 @@ _BOTH: dict[str, Any] = {
     "stream_interval": 4,
     "session_id": "some-id",
     "thinking_token_budget": 10,
+    "return_weight_versions": True,
+    "mm_payload": "none",
     "never_heard_of": 1,
 }
 VALUES: dict[str, dict[str, Any]] = {
@@ -119,8 +121,6 @@ VALUES: dict[str, dict[str, Any]] = {
         "moderation": {"some": "thing"},
         "prompt_cache_options": {"mode": "explicit"},
         "return_prompt_text": True,
-        "return_weight_versions": True,
-        "mm_payload": "none",
     },
     COMPLETIONS: {
         **_BOTH,
