@@ -1,8 +1,9 @@
 """From a flight to the client: as a stream of server-sent events, or as one whole answer.
 
 Nothing is sent before the first token is there, so that a failure until then has a status of its own (and may be
-tried elsewhere); only one that waits long is kept alive (`keep_alive`), and fails with an event then. A stream that fails later ends with an error event, never in silence. While the client takes no
-data, the flight collects a bounded number of steps; the event loop and the worker's stream go on.
+tried elsewhere); only one that waits long is kept alive (`keep_alive`), and fails with an event then. A stream that
+fails later ends with an error event, never in silence. While the client takes no data, the flight collects a bounded
+number of steps; the event loop and the worker's stream go on.
 
 The handler sends the first and the last event of a stream, and what had to be collected. All others are written as
 they come from the worker, without waking it.

@@ -75,6 +75,7 @@ class Scene:
             output=[],
             sampling=SimpleNamespace(max_tokens=16),
             excluded=set(excluded),
+            prompt_at="",
         )
         return self.placing.plan(choice, now)
 
