@@ -125,7 +125,6 @@ async def test_n_choices_compute_their_prompt_once(
     """Counted, on both sides: the prompt, and for each further choice what is behind its last full block."""
     (model,) = running.gateway.models
     choices, answer = 4, 5
-    decode, prefill = workers
     before = [await worker.metric("antiphon_engine_tokens_computed_total") for worker in workers]
     body = {
         "model": model.name,
