@@ -59,7 +59,7 @@ def look_at_model(settings: TorchSettings, shape: ParallelShape, progress: Calla
         raise UnsupportedModel(reason)
     check_shape(shape, model_dims(checkpoint.config))
     info = model_info(checkpoint, settings, torch_dtype(settings.dtype))
-    return TorchModel(msgspec.msgpack.encode(TorchRankSettings(str(folder.resolve()), settings)), info)
+    return TorchModel(msgspec.msgpack.encode(TorchRankSettings(str(folder.absolute()), settings)), info)
 
 
 class TorchMaker:
