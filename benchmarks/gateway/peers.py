@@ -148,6 +148,7 @@ class Setting:
     peers: Path
     model_dir: Path | None
     beside: Path | None
+    python: Path | None
     names: frozenset[str]
     """Empty: all."""
 
@@ -175,6 +176,9 @@ async def start_targets(stage: Stage, suite: str, setting: Setting) -> list[Targ
     ours = [await start_gateway(stage, OURS, mocks)]
     if setting.beside is not None:
         ours.append(await start_gateway(stage, "beside", mocks, tree=setting.beside))
+    if setting.python is not None:
+        tree = Path(__file__).parents[2]
+        ours.append(await start_gateway(stage, "other python", mocks, tree=tree, python=str(setting.python)))
     return [*ours, *(target for target in targets if target is not None)]
 
 
@@ -270,11 +274,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--peers", type=Path, default=Path("peers"), help="folder of the peers' environments")
     parser.add_argument("--model-dir", type=Path, default=None, help="for the suite `text`: a Hugging Face folder")
     parser.add_argument("--beside", type=Path, default=None, help="another checkout whose gateway runs beside")
+    parser.add_argument("--python", type=Path, default=None, help="this gateway also runs by this interpreter, beside")
     parser.add_argument("--suite", action="append", choices=list(SUITES), default=None)
     parser.add_argument("--only", action="append", default=[], help="peers to run; all that are installed")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "peers.json")
     options = parser.parse_args(arguments)
-    setting = Setting(options.peers, options.model_dir, options.beside, frozenset(options.only))
+    setting = Setting(options.peers, options.model_dir, options.beside, options.python, frozenset(options.only))
     raw: dict[str, object] = {
         "command": "python -m benchmarks.gateway.peers " + " ".join(arguments),
         "rounds": options.rounds,

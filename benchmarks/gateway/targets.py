@@ -124,9 +124,15 @@ async def start_mocks(stage: Stage, module: str, *options: str) -> Mocks:
 
 
 async def start_gateway(
-    stage: Stage, name: str, mocks: Mocks, *options: str, tree: Path | None = None, port: int = 0
+    stage: Stage,
+    name: str,
+    mocks: Mocks,
+    *options: str,
+    tree: Path | None = None,
+    port: int = 0,
+    python: str = sys.executable,
 ) -> Target:
-    """The gateway of this checkout, or with the packages of another one (`tree`)."""
+    """The gateway of this checkout, or with the packages of another one (`tree`); `python` runs it."""
     ready = stage.folder / f"{name}.json"
     environment = {}
     if tree is not None:
@@ -135,7 +141,7 @@ async def start_gateway(
     workers = [part for address in mocks.addresses for part in ("--worker", address)]
     process = await stage.run(
         name,
-        *(sys.executable, "-m", "antiphon", "gateway", "--port", str(port), "--ready-file", str(ready)),
+        *(python, "-m", "antiphon", "gateway", "--port", str(port), "--ready-file", str(ready)),
         *workers,
         *options,
         environment=environment,

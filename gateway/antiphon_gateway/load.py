@@ -133,7 +133,8 @@ class WorkerLoad:
 
     def queued_tokens(self, now: float) -> int:
         """Prompt tokens that it still has to compute, by what is known."""
-        return self._said_tokens(now) + self._routed_tokens(now)
+        routed = self._routed_tokens(now) if self._pledged_tokens else 0
+        return self._said_tokens(now) + routed
 
     def _said_tokens(self, now: float) -> int:
         """Of what it said itself, what should be left."""
@@ -156,10 +157,12 @@ class WorkerLoad:
 
     def keeps_back(self, queue_ms: float, now: float) -> float:
         """For how many milliseconds a request is held that would find so much to do here; 0: it should be sent."""
-        if not self.says_its_speed:
-            queue_ms = min(queue_ms, self.ms_of(self._said_tokens(now)))
+        held_ms = 0.0
         # No horizon is shorter, and most find less.
-        held_ms = hold_ms(queue_ms, self.horizon_ms) if queue_ms > LEAST_HORIZON_MS else 0.0
+        if queue_ms > LEAST_HORIZON_MS:
+            if not self.says_its_speed:
+                queue_ms = min(queue_ms, self.ms_of(self._said_tokens(now)))
+            held_ms = hold_ms(queue_ms, self.horizon_ms)
         if held_ms <= 0.0:
             self._kept_until = None
             return 0.0
