@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from antiphon_gateway import errors
+from antiphon_gateway.grpc_front import from_json
 from antiphon_gateway.grpc_front.failures import plain, status_of, trailing
 from antiphon_proto import inference_pb2 as api
 from antiphon_proto import worker_pb2 as pb
@@ -33,6 +35,18 @@ def chat(**changes: Any) -> api.ChatCompletionRequest:
 async def shared() -> AsyncIterator[RunningFront]:
     async with running_front(FakeWorker()) as front:
         yield front
+
+
+def test_a_field_that_a_message_lacks_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Better than no answer at all; the twin's tests find it."""
+    token = {"token": "a", "logprob": -0.5, "bytes": [97, 255], "top_logprobs": []}
+    choice = {"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [token]}, "finish_reason": None}
+    event = json.dumps({"id": "c", "object": "o", "model": "m", "choices": [choice], "usage": None, "sparkle": [1]})
+    made = from_json.chat_chunk(event.encode())
+    assert isinstance(made, api.ChatCompletionChunk)
+    assert made.choices[0].delta.content == "a"
+    assert made.choices[0].logprobs.content[0].bytes == b"a\xff"
+    assert "sparkle" in caplog.text
 
 
 async def refuse_for_want_of_room(worker: FakeWorker, connection: Connection, submit: pb.Submit) -> None:

@@ -84,6 +84,8 @@ def told_by(error: grpc.aio.AioRpcError) -> dict[str, str]:
 def message_of(kind: type[Message], body: dict[str, Any]) -> Any:
     """What a client of gRPC would send for this body. Fails where the message has no field for something."""
     message = kind()
+    if not isinstance(body, dict):
+        raise TypeError("the body is no object")
     for name, value in body.items():
         if name != "stream" and value is not None:
             _set(message, name, value)
@@ -112,6 +114,8 @@ def _set(message: Any, name: str, value: Any) -> None:
             api.ToolChoice(function=value["function"]["name"]) if named else api.ToolChoice(mode=value)
         )
     elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+        if any(isinstance(number, bool) for number in value.values()):
+            raise TypeError(f"{name} has a value that is no number")
         getattr(message, name).update({int(key): number for key, number in value.items()})
     elif field.type == FieldDescriptor.TYPE_MESSAGE:
         for one in value if field.is_repeated else [value]:
@@ -121,9 +125,19 @@ def _set(message: Any, name: str, value: Any) -> None:
                 if inner_value is not None:
                     _set(part, inner, inner_value)
     elif field.is_repeated:
-        getattr(message, name).extend([value] if isinstance(value, str) else value)
+        values = [value] if name == "stop" and isinstance(value, str) else value
+        if not isinstance(values, list):
+            raise TypeError(f"{name} is no list")
+        getattr(message, name).extend(_fitting(field, one) for one in values)
     else:
-        setattr(message, name, value)
+        setattr(message, name, _fitting(field, value))
+
+
+def _fitting(field: FieldDescriptor, value: Any) -> Any:
+    """Protobuf takes 0 for false and true for 1; JSON does not. Raises TypeError."""
+    if isinstance(value, bool) is not (field.type == FieldDescriptor.TYPE_BOOL):
+        raise TypeError(f"{field.name} cannot be {value!r}")
+    return value
 
 
 def _prompt(given: str | list[int]) -> api.Prompt:

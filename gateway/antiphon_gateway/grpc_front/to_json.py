@@ -171,6 +171,10 @@ def _finish_function_call(call: Any, made: dict[str, Any], path: str) -> None:
     made.setdefault("arguments", "")
 
 
+def _finish_chat(request: Any, made: dict[str, Any], path: str) -> None:
+    made.setdefault("messages", [])
+
+
 def _finish_completion(request: Any, made: dict[str, Any], path: str) -> None:
     prompts = made.get("prompt")
     if prompts is not None and len(prompts) == 1:
@@ -192,6 +196,7 @@ _FINISHERS: dict[type, Callable[[Any, dict[str, Any], str], None]] = {
     api.Tool: _finish_tool,
     api.ToolCall: _finish_tool,
     api.FunctionCall: _finish_function_call,
+    api.ChatCompletionRequest: _finish_chat,
     api.CompletionRequest: _finish_completion,
     api.DetokenizeRequest: _finish_detokenize,
 }
