@@ -136,7 +136,7 @@ async def start_gateway(
     ready = stage.folder / f"{name}.json"
     environment = {}
     if tree is not None:
-        packages = ("gateway", "policy", "kvtransfer", "proto", "telemetry", "cli")
+        packages = ("gateway", "policy", "kvtransfer", "proto", "telemetry", "cli", "operator", "worker", "engine")
         environment["PYTHONPATH"] = ":".join(str(tree / package) for package in packages)
     workers = [part for address in mocks.addresses for part in ("--worker", address)]
     process = await stage.run(
