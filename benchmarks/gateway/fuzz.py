@@ -38,6 +38,9 @@ CLIENTS = 8
 ANSWER_DEADLINE_S = 120
 QUICK = (*TIMED, "--timed-base-ms", "1", "--max-context-tokens", "512")
 
+GATEWAY = ("--trust-request-chat-template", "--heartbeat-ms", "2000", "--lost-after-ms", "10000")
+"""A machine that is busy with something else pauses its processes: who is silent for a second is not lost by that."""
+
 
 class FaultFound(RuntimeError):
     """A body was answered as none may be; the message has both."""
@@ -62,8 +65,14 @@ class Clients:
     def _send(self, body: Fuzzed) -> int:
         if not hasattr(self._own, "connection"):
             self._own.connection = http.client.HTTPConnection(self._address, timeout=ANSWER_DEADLINE_S)
-        self._own.connection.request("POST", body.path, body.raw)
-        response = self._own.connection.getresponse()
+        try:
+            self._own.connection.request("POST", body.path, body.raw)
+            response = self._own.connection.getresponse()
+        except (ConnectionError, http.client.RemoteDisconnected):
+            # Idle for longer than the gateway keeps it: others of the batch took their time.
+            self._own.connection.close()
+            self._own.connection.request("POST", body.path, body.raw)
+            response = self._own.connection.getresponse()
         answer = response.read()
         if is_fault(response.status, answer):
             raise FaultFound(f"{body} was answered {response.status}: {answer[:2000]!r}")
@@ -110,7 +119,7 @@ async def fuzz(bodies: int, start: int, worker_options: Sequence[str]) -> dict[s
     with tempfile.TemporaryDirectory(prefix="gateway-fuzz-") as folder:
         async with House(Path(folder), *(worker_options or QUICK)) as house:
             workers = await house.start_workers(("--role", "prefill"), ("--role", "decode"))
-            await house.start_gateway("--trust-request-chat-template")
+            await house.start_gateway(*GATEWAY)
             await house.until_ready(prefill=1, decode=1)
             before = await state_of(workers)
             began = time.monotonic()

@@ -54,6 +54,21 @@ async def test_streams_tell_the_truth(running: RunningGateway, case: str) -> Non
     await eventually(lambda: running.at_rest)
 
 
+async def test_a_salt_of_the_requests_own_parts_the_workers_caches(running: RunningGateway) -> None:
+    (model,) = running.gateway.models
+
+    async def cached_tokens(**salt: str) -> int:
+        body = {"model": model.name, "prompt": "What a salt keeps apart. " * 30, "max_tokens": 2, **salt}
+        response = await running.client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    for salt in ({}, {"cache_salt": "x"}, {"cache_salt": "y"}):
+        assert await cached_tokens(**salt) == 0, "nobody else's blocks are found"
+        assert await cached_tokens(**salt) > 0
+    await eventually(lambda: running.at_rest)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_structured_answers_validate_their_first_token_from_the_prefill_worker(
     running: RunningGateway, stream: bool
