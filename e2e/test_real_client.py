@@ -13,6 +13,7 @@ from pathlib import Path
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it looks for a newer one when it is imported
 
 import anthropic
+import httpx
 import litellm
 import openai
 import pytest
@@ -107,6 +108,36 @@ def test_a_second_turn_finds_its_prefix(client: openai.OpenAI) -> None:
     assert second.usage is not None
     assert second.usage.prompt_tokens_details is not None
     assert second.usage.prompt_tokens_details.cached_tokens >= 256
+
+
+def test_further_choices_compute_nothing_but_what_is_behind_the_last_full_block(url: str) -> None:
+    body = {"model": "demo", "prompt": "A prompt of some length, that is new here. " * 60, "n": 3, "max_tokens": 4}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "n-shares"}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    page = httpx.get(f"{url}/v1/antiphon/explain/n-shares", timeout=20).json()
+    cached = [choice["attempts"][0]["outcome"]["cached_tokens"] for choice in page["choices"]]
+    length = answer.json()["usage"]["prompt_tokens"]
+    assert cached == [0, *[(length - 1) // 64 * 64] * 2], (length, cached)
+
+
+def test_an_answer_that_is_echoed_is_as_likely_as_it_was(client: openai.OpenAI) -> None:
+    """With prefill apart, as evaluation harnesses ask. KV is in bf16, and read where it was just computed."""
+    text = "The lighthouse keeper counted the steps to the lamp every evening. " * 12
+    [own] = client.completions.create(model="demo", prompt=text, max_tokens=12, temperature=0, logprobs=1).choices
+    body = {"model": "demo", "prompt": text + own.text, "max_tokens": 0, "logprobs": 1, "echo": True}
+    answer = client.completions.create(**body, extra_body={"prompt_logprobs": 1})
+    [choice] = answer.choices
+    assert (choice.text, choice.finish_reason) == (text + own.text, "length")
+    told = choice.logprobs
+    assert told is not None
+    assert own.logprobs is not None
+    assert told.token_logprobs is not None
+    assert own.logprobs.token_logprobs is not None
+    assert told.token_logprobs[0] is None
+    assert told.tokens[-12:] == own.logprobs.tokens
+    assert told.token_logprobs[-12:] == pytest.approx(own.logprobs.token_logprobs, abs=0.05)
+    entries = choice.model_dump()["prompt_logprobs"]
+    assert [min(entry[key]["rank"] for key in entry) for entry in entries[-12:]] == [1] * 12
 
 
 def test_errors_are_the_sdk_s_own_types(client: openai.OpenAI) -> None:
