@@ -21,7 +21,8 @@ before. So a ramp is followed, and a step is not taken for the beginning of one.
 
 A *jump* is known before its block is full: the last one, two or three counts that are more than three standard
 deviations above what was foreseen, and more than any so many in a row before them, leaving out the last two starts, in
-which the same jump may have begun. What came, less one standard deviation, is the middle then.
+which the same jump may have begun. What came, less one standard deviation, is the middle then, as far as the jumps of
+the past were still there a horizon later (`surprises`).
 
 All this is used to go up ahead of the load. It falls as soon as the load does.
 """
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from antiphon_policy.scaling.records import ArrivalCounts
+from antiphon_policy.scaling.surprises import largest_burst, lasting_share, surprises_of
 
 BAND = 0.95
 """`Forecast.upper_rps` is exceeded once in twenty times. It is told, and tells whether the load is another one."""
@@ -81,6 +83,8 @@ class Forecast:
     horizon_ms: float = 0.0
     spread: tuple[tuple[float, float], ...] = ()
     """What may come at the horizon: (share of all times, rate), the heaviest first; the shares add up to 1."""
+    burst_rps: float = 0.0
+    """Of the largest block that came as a burst of late (`surprises`); 0: none did."""
     seasonal: bool = False
 
 
@@ -117,7 +121,9 @@ def forecast(arrivals: ArrivalCounts, horizon_ms: float) -> Forecast:
 
     per_second = 1000.0 / block_ms
     now = levels[-1]
-    middle = max(ahead * per_second, _jump_rps(arrivals, ahead * per_second, horizon_ms))
+    surprises = surprises_of(series, said, steps)
+    jump = max(0.0, _jump_rps(arrivals, ahead * per_second, horizon_ms) / per_second - ahead)
+    middle = (ahead + lasting_share(surprises, jump) * jump) * per_second
     spread = [(share, max(middle, exceeded(at) * per_second)) for share, at in _SPREAD]
     return Forecast(
         now_rps=now * per_second,
@@ -125,6 +131,7 @@ def forecast(arrivals: ArrivalCounts, horizon_ms: float) -> Forecast:
         upper_rps=max(now * per_second, middle, exceeded(1.0 - BAND) * per_second),
         horizon_ms=horizon_ms,
         spread=(*spread, (1.0 - sum(share for share, _ in spread), middle)),
+        burst_rps=largest_burst(surprises) * per_second,
         seasonal=seasonal,
     )
 

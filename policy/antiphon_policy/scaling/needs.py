@@ -3,7 +3,8 @@
 Four answers, of which the largest counts:
 
     now      the fewest that keep the percentile for the window's requests at the middle of what is foreseen (`replay`)
-    ahead    the same over all that may come, each rate as often as the errors of the past say       (`outlook`)
+    ahead    the same over all that may come, each rate as often as the errors of the past say       (`outlook`),
+             and room for a burst like that of late                                                (`surprises`)
     queue    the fast loop: what is queued or running at this moment, which no percentile knows yet   (`queues`)
     seen     one more than there are, if too many were served late at this size                     (`observed`)
 
@@ -27,6 +28,9 @@ from antiphon_policy.scaling.work import Window, retimed, window_of
 
 _LEAST_RPS = 1e-6
 
+_ROOM_SHARE = 0.1
+"""Standing room for a burst: so much of the pool, one replica at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -39,7 +43,7 @@ class Need:
     seen: int
     """More than there are, where too many were served late though they should not have been; else 0."""
     surely: int
-    """What it may shrink to at this moment: keeps what may come with at most half of what may be late."""
+    """What it may shrink to at this moment: keeps what may come with at most three quarters of what may be late."""
     load: Replay
     """The heaviest of what may come, or the window as it was where nothing is foreseen."""
     usual: Replay
@@ -103,6 +107,7 @@ def _need(pool: PoolView, windows: _Windows, foreseen: Forecast, inputs: Scaling
     if window.work and foreseen.spread and foreseen.spread[0][1] > _LEAST_RPS:
         coming = _outlook(windows, foreseen, pool, promise)
         ahead = coming.fewest(pool.size, most, chance)
+        ahead = _with_room(ahead, windows, foreseen, pool, promise, chance)
         surely = coming.fewest(ahead, most, SURELY)
         now = fewest(lambda workers: coming.middle.keeps(workers, chance), ahead, ahead)
         load, usual = coming.heaviest, coming.middle
@@ -143,6 +148,18 @@ def _outlook(windows: _Windows, foreseen: Forecast, pool: PoolView, promise: Pro
             if rps > _LEAST_RPS
         ]
     )
+
+
+def _with_room(
+    ahead: int, windows: _Windows, foreseen: Forecast, pool: PoolView, promise: Promise, chance: float
+) -> int:
+    """With room for a burst like that of late, if it would need it: only who stands there helps then, and how many that
+    would take is dear, so it is one replica or a tenth."""
+    if not 1 <= ahead < pool.ceiling or foreseen.burst_rps <= foreseen.spread[0][1]:
+        return ahead
+    if _replay(windows, foreseen.burst_rps, pool, promise).keeps(ahead, chance):
+        return ahead
+    return min(pool.ceiling, ahead + max(1, round(_ROOM_SHARE * ahead)))
 
 
 def _replay(windows: _Windows, rps: float, pool: PoolView, promise: Promise) -> Replay:

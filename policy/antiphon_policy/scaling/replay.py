@@ -26,7 +26,7 @@ _ROUNDING = 1e-9
 INFINITE = float("inf")
 
 
-SURELY = 0.5
+SURELY = 0.75
 """Of the requests that may be late, the part that may be late where workers are to go."""
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import msgspec
 
@@ -28,6 +29,10 @@ CHANGED = 4.0
 
 _CHANGES = 60
 """Times at which a change is looked for."""
+
+BUSY_SHARE = 0.5
+LEAST_PARTS = 3
+"""Of a window at another rate, those parts count that are at least half as busy, and the busiest in any case."""
 
 MOST_TILED = 500
 """A short window is repeated up to so many requests, so that a rate that is foreseen can build up its queues."""
@@ -180,11 +185,11 @@ def retimed(window: Window, rps: float) -> Window:
 
     Each tenth of the window is stretched so that its own rate becomes `rps`, so a window in which the load grew says
     what a steady one at its end would be. None of them spans the window's change (`change_of`), nor the time before its
-    first request. A window with few requests is repeated.
+    first request, and those that are quiet beside `rps` are left out (`_busy`). A window with few requests is repeated.
     """
     if not window.work or rps <= 0.0:
         return Window((), window.length_ms)
-    edges = _edges(window)
+    window, edges = _busy(window, _edges(window), rps)
     weights = [0.0] * (len(edges) - 1)
     places = []
     at = 0
@@ -208,6 +213,32 @@ def retimed(window: Window, rps: float) -> Window:
     times = max(1, min(MOST_TILED // len(once), round(window.length_ms / length_ms)))
     work = once + [_at(one, one.at_ms + turn * length_ms) for turn in range(1, times) for one in once]
     return Window(tuple(work), length_ms * times)
+
+
+def _busy(window: Window, edges: list[float], rps: float) -> tuple[Window, list[float]]:
+    """Without the parts whose own rate is less than half of `rps`, as long as some are left: a quiet time in fast
+    motion is no busy one, as a handful of requests would become a burst that never was."""
+    spans = list(pairwise(edges))
+    parts: list[list[Work]] = [[] for _ in spans]
+    at = 0
+    for one in window.work:
+        while at < len(spans) - 1 and one.at_ms >= edges[at + 1]:
+            at += 1
+        parts[at].append(one)
+    rates = [
+        1000.0 * sum(one.weight for one in part) / (until - begin)
+        for part, (begin, until) in zip(parts, spans, strict=True)
+    ]
+    least = min(BUSY_SHARE * rps, sorted(rates, reverse=True)[min(LEAST_PARTS, len(rates)) - 1])
+    if min(rates) >= least:
+        return window, edges
+    work: list[Work] = []
+    ends = [0.0]
+    for part, rate, (begin, until) in zip(parts, rates, spans, strict=True):
+        if rate >= least and part:
+            work += [_at(one, ends[-1] + one.at_ms - begin) for one in part]
+            ends.append(ends[-1] + until - begin)
+    return Window(tuple(work), window.length_ms), ends
 
 
 def _edges(window: Window) -> list[float]:

@@ -97,3 +97,23 @@ def test_a_season_that_no_longer_holds_is_not_trusted() -> None:
     periods = [100.0 + 90.0 * math.sin(bucket * bucket) for bucket in range(60 * 4)]
     seen = forecast(counts(*periods, bucket_ms=60_000.0, period_ms=3_600_000.0), START_MS)
     assert not seen.seasonal
+
+
+def test_a_jump_is_believed_as_far_as_those_before_it_lasted() -> None:
+    calm = [20.0] * 120
+    first = forecast(counts(*calm, 100.0), START_MS)
+    gone = [*calm, *[100.0] * 6, *[20.0] * 54]
+    second = forecast(counts(*gone, 100.0), START_MS)
+    stayed = [*calm, *[60.0] * 60]
+    next_step = forecast(counts(*stayed, 180.0), START_MS)
+    assert first.ahead_rps > 8.0
+    assert second.ahead_rps < 0.5 * first.ahead_rps
+    assert next_step.ahead_rps > 15.0
+
+
+def test_a_burst_that_came_and_went_is_remembered_for_half_an_hour_and_a_step_is_none() -> None:
+    gone = [*[20.0] * 120, *[100.0] * 6]
+    burst = forecast(counts(*gone, *[20.0] * 90), START_MS)
+    assert burst.burst_rps == pytest.approx(10.0, rel=0.05)
+    assert forecast(counts(*gone, *[20.0] * 240), START_MS).burst_rps == 0.0
+    assert forecast(counts(*[20.0] * 120, *[100.0] * 60), START_MS).burst_rps == 0.0

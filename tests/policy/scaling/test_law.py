@@ -124,7 +124,7 @@ def test_a_pool_shrinks_to_what_was_enough_for_a_start_and_a_drain() -> None:
     assert sizes(calm) == (1, 1)
 
 
-def test_survivors_keep_the_promise_with_half_of_what_may_be_late() -> None:
+def test_survivors_keep_the_promise_with_less_late_than_may_be() -> None:
     for rps in (2.0, 7.0):
         pools = pair(9, 9, ceiling=9)
         decision = asked(pools, rps, memory=remembered(1))
@@ -293,3 +293,20 @@ def test_a_pool_that_may_have_no_worker_is_not_woken() -> None:
 def test_counts_by_no_time_at_all_are_no_counts() -> None:
     decision = asked(pair(2, 2), arrivals=ArrivalCounts(NOW_MS, 2e-313, (1.0,) * 90))
     assert decision.inputs.arrivals == ArrivalCounts()
+
+
+def test_what_a_neighbours_queue_made_late_asks_for_nothing() -> None:
+    """Answers were late while the prompts that had queued were computed by the workers that came for them."""
+    late = [msgspec.structs.replace(one, ttft_ms=100.0, tpot_ms=500.0) for one in requests(LIGHT)]
+    assert sizes(asked(pair(1, 1), samples=tuple(late))) == (1, 2)
+    lately = PoolMemory(WorkerRole.PREFILL, since_ms=0.0, added_ms=NOW_MS - 30_000.0, edits=0)
+    decode = PoolMemory(WorkerRole.DECODE, since_ms=0.0, edits=0)
+    memory = ScalingMemory((lately, decode), active_ms=NOW_MS)
+    assert sizes(asked(pair(1, 1), samples=tuple(late), memory=memory)) == (1, 1)
+
+
+def test_after_a_burst_that_went_there_is_room_for_one_more() -> None:
+    calm = asked(pair(1, 1), 2.0)
+    arrivals = ArrivalCounts(NOW_MS, 10_000.0, (*[20.0] * 120, *[300.0] * 6, *[20.0] * 90))
+    after = asked(pair(1, 1), 2.0, arrivals=arrivals)
+    assert [pool.needed for pool in after.sizes] == [pool.needed + 1 for pool in calm.sizes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import msgspec
 import pytest
@@ -175,3 +176,14 @@ def test_the_same_requests_in_less_time_never_need_fewer(
 @given(st.integers(0, 40), st.integers(0, 50), st.integers(1, 40))
 def test_the_border_is_found_from_any_guess(border: int, guess: int, most: int) -> None:
     assert fewest(lambda size: size >= border, guess, most) == min(border, most + 1)
+
+
+def test_a_quiet_time_in_fast_motion_is_no_busy_one() -> None:
+    """Three requests in a second now and then, and a steady tenth: at the rate of that, no three come in a moment."""
+    view = pool(WorkerRole.PREFILL)
+    few = [RequestSample(30_000.0 * part + 300.0 * at, 1000, 1000, 10) for part in range(7) for at in range(3)]
+    busy = [RequestSample(210_000.0 + 500.0 * at, 1000, 1000, 10) for at in range(180)]
+    steady = retimed(window([*few, *busy], PROMISE, view), 2.0)
+    gaps = [later.at_ms - earlier.at_ms for earlier, later in itertools.pairwise(steady.work)]
+    assert min(gaps) > 250.0
+    assert steady.rps == pytest.approx(2.0, rel=0.05)
