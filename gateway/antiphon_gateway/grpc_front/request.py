@@ -33,7 +33,7 @@ _TIMEOUT_DIGITS = 10
 _OURS = b"x-antiphon-"
 """How the names of those headers begin that are metadata too."""
 _BYTES_PER_CHARACTER = 32
-"""Of a message that is turned into JSON, as much work as a character to encode."""
+"""Of a message that is turned into JSON, or of JSON into a message, as much work as a character to encode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class GrpcRequest(Head):
     async def send(self, data: bytes, *, last: bool) -> None:
         """Events of a stream. Waits while the client takes none; does nothing once it has gone."""
         for event in events_of(data):
-            await self._write(self._method.answer(event))
+            await self._write(await self._encoded(event))
         self.answered |= last
 
     @property
@@ -153,7 +153,7 @@ class GrpcRequest(Head):
 
     async def respond(self, status: int, body: bytes, *headers: Header) -> None:
         self.start(status, headers)
-        await self._write(self._method.answer(body))
+        await self._write(await self._encoded(body))
         self.answered = True
 
     async def respond_error(self, error: ApiError, *headers: Header) -> None:
@@ -169,6 +169,8 @@ class GrpcRequest(Head):
         self.given_up = True
         if self._writer is not None:
             self._writer.cancel()
+        else:
+            self.lose_client()
 
     def lose_client(self) -> None:
         """The call was cancelled, or its deadline is over."""
@@ -181,7 +183,13 @@ class GrpcRequest(Head):
         self.on_gone = None
         self.late_headers = tuple
 
-    async def _write(self, message: Message) -> None:
+    async def _encoded(self, answer: bytes) -> bytes:
+        """The message of an answer's JSON; of a long one (log-probabilities of a prompt) in a thread."""
+        return await self._text.run(
+            lambda: self._method.answer(answer).SerializeToString(), characters=len(answer) // _BYTES_PER_CHARACTER
+        )
+
+    async def _write(self, message: bytes) -> None:
         if self.gone:
             return
         self._writer = asyncio.current_task()
@@ -189,7 +197,7 @@ class GrpcRequest(Head):
             if not self.head_sent:
                 self.head_sent = True
                 await self._context.send_initial_metadata(self._head)
-            await self._context.write(message.SerializeToString())
+            await self._context.write(message)
         except asyncio.CancelledError:
             if not self.given_up or self._writer is None:
                 raise
