@@ -12,12 +12,13 @@ import pytest
 import torch
 from antiphon_engine.torch_engine import TorchSettings, create_torch_executor
 from antiphon_engine.torch_engine.checkpoint import inspect_checkpoint, load_checkpoint
+from antiphon_engine.torch_engine.demo import default_cache_dir, fetch_gguf
 from antiphon_engine.torch_engine.gguf_model.file import SUPPORTED_TYPES
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen3Config
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from tests.support.gguf_models import Type, write_gguf_of
-from tests.support.models import CHAT_TEMPLATE, SHAPES, Shape, write_tiny_model
+from tests.support.models import CHAT_TEMPLATE, SHAPES, Shape, demo_model, write_tiny_model
 from tests.support.torch_engine import drive, prompts_for, requests_for
 
 _PROMPT = torch.tensor([[5, 9, 130, 17, 4, 88, *range(20, 60)]])
@@ -123,6 +124,16 @@ def test_every_type_has_the_weights_that_transformers_reads(tmp_path: Path, kind
     assert ours.keys() == theirs.keys()
     for name, values in theirs.items():
         assert torch.equal(ours[name], values), name
+
+
+def test_the_demo_model_as_published_is_its_folder() -> None:
+    """Of 272 tensors in Q4_1, Q8_0 and F32, in the dtype that the folder was written in."""
+    folder = load_checkpoint(demo_model(), torch.bfloat16).model.state_dict()
+    published = fetch_gguf(default_cache_dir(), lambda _: None)
+    file = load_checkpoint(published, torch.bfloat16).model.state_dict()
+    assert file.keys() == folder.keys()
+    for name, values in folder.items():
+        assert torch.equal(file[name], values), name
 
 
 def test_the_card_says_what_the_folders_says(tmp_path: Path) -> None:
