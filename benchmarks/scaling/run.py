@@ -44,7 +44,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 OURS = "antiphon"
 KEPT = "spike"
-MOST_REPLAYED = 60
+MOST_REPLAYED = 500
 BUSY_WORKERS = "2"
 GOAL = "ttft=500ms,perThousand=100ms,tpot=40ms"
 SLOW = ("--timing", "demo", "--sla", "ttft=2s,perThousand=1s,tpot=80ms")
