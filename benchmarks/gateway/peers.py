@@ -276,9 +276,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--beside", type=Path, default=None, help="another checkout whose gateway runs beside")
     parser.add_argument("--python", type=Path, default=None, help="this gateway also runs by this interpreter, beside")
     parser.add_argument("--suite", action="append", choices=list(SUITES), default=None)
+    parser.add_argument("--at-once", type=int, default=0, help="only cases with so many connections")
     parser.add_argument("--only", action="append", default=[], help="peers to run; all that are installed")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "peers.json")
     options = parser.parse_args(arguments)
+    if options.at_once:
+        for suite, cases in SUITES.items():
+            SUITES[suite] = [case for case in cases if case.connections == options.at_once]
     setting = Setting(options.peers, options.model_dir, options.beside, options.python, frozenset(options.only))
     raw: dict[str, object] = {
         "command": "python -m benchmarks.gateway.peers " + " ".join(arguments),
