@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from antiphon_engine.parallel import ParallelShape
+from antiphon_engine.torch_engine.gguf_model import slices
 from antiphon_engine.torch_engine.gguf_model.slices import GgufSlices
 from antiphon_engine.torch_engine.parallel.cuts import Cut, rank_cuts
 from antiphon_engine.torch_engine.parallel.skeleton import build_skeleton
@@ -88,3 +89,15 @@ def test_greedy_tokens_equal_one_ranks(
     drive(executor, requests)
     executor.close()
     assert expected(folders[name]).assert_same(requests) >= 40
+
+
+def test_rows_and_columns_may_be_any(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that begin and end inside heads, whose halves lie in another order, in pieces of one head."""
+    monkeypatch.setattr(slices, "_PIECE_ELEMENTS", 1)
+    file = write_gguf_of(folders["llama-tied"], tmp_path / "model.gguf")
+    name, shape, rows, columns = "model.layers.1.self_attn.q_proj.weight", (256, 96), range(5, 141), range(3, 50)
+    with SliceReader(folders["llama-tied"]) as folder, open_slices(file) as gguf:
+        found, meant = torch.empty(len(rows), len(columns)), torch.empty(len(rows), len(columns))
+        gguf.read(name, shape, rows, columns, found)
+        folder.read(name, shape, rows, columns, meant)
+    assert torch.equal(found, meant)
