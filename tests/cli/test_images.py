@@ -26,6 +26,8 @@ IMPORT_NAMES = {
     "huggingface-hub": "huggingface_hub",
     "ray": "ray",
     "llguidance": "llguidance",
+    "grpcio-reflection": "grpc_reflection",
+    "grpcio-health-checking": "grpc_health",
 }
 PROGRAM = """
 import sys
