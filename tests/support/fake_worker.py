@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 from antiphon_proto import worker_pb2 as pb
 from antiphon_proto import worker_pb2_grpc as pb_grpc
+from antiphon_worker.channels import MAX_MESSAGE_BYTES
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -119,7 +120,7 @@ class FakeWorker(pb_grpc.WorkerServicer):
     # -- life
 
     async def start(self, port: int = 0) -> FakeWorker:
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         pb_grpc.add_WorkerServicer_to_server(self, self._server)
         port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         await self._server.start()
