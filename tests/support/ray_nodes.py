@@ -69,8 +69,11 @@ class RayNodes:
             else:
                 self._patch.delenv(name)
         # Ray reads its environment when it is imported.
+        import ray._private.utils
         from ray.cluster_utils import Cluster
 
+        # It would tell the whole machine, in a folder that need not be there, which cluster to join.
+        self._patch.setattr(ray._private.utils, "write_ray_address", lambda address: None)
         self._cluster = Cluster()
         try:
             self.ids = [self.add(size) for size in self._sizes]
