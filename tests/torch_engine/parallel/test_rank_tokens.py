@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.models import demo_model
 from tests.support.prompt_scores import assert_scores, expected_scores
 from tests.support.rank_set import RankProcess, RankSet
-from tests.support.reference import Reference, assert_same, greedy_references, report, sampled_references, sampling_of
+from tests.support.reference import assert_same, prompts, references_of, report, sampling_of
 from tests.support.torch_engine import drive, pool_content, prompts_for, requests_for
 from tests.torch_engine.parallel.tiny_models import BLOCK_TOKENS, VOCAB, expected, mixed_requests, one_rank
 
@@ -187,20 +187,18 @@ def test_stages_take_the_next_step_before_the_last_one_has_ended(ranks: RankSet,
 def test_the_demo_model_on_three_ranks_gives_transformers_tokens(ranks: RankSet) -> None:
     """9 query heads and 3 KV heads over three ranks: greedy, and sampled with seeds. See tests/support/reference.py."""
     asked, n = (0, 1, 8), 8
+    chosen, samplings = tuple(tuple(prompts()[index]) for index in asked), [sampling_of(index) for index in asked]
+    # Before the ranks are there: they want every core.
+    greedy, sampled = (references_of(demo_model(), chosen, n, kind) for kind in (None, samplings))
     executor = ranks.load(demo_model(), ParallelShape(tensor=3), block_tokens=32)
-    for kind, references in (
-        ("greedy", greedy_references(demo_model())),
-        ("sampled", sampled_references(demo_model())),
-    ):
-        chosen = [references[index] for index in asked]
-        requests = requests_for([list(reference.prompt) for reference in chosen], 32, n, chunks=[1 << 30, 20, 64])
+    for kind, references in (("greedy", greedy), ("sampled", sampled)):
+        requests = requests_for([list(prompt) for prompt in chosen], 32, n, chunks=[1 << 30, 20, 64])
         if kind == "sampled":
-            for index, request in zip(asked, requests, strict=True):
-                request.sampling = sampling_of(index)
+            for request, sampling in zip(requests, samplings, strict=True):
+                request.sampling = sampling
         drive(executor, requests)
-        shortened = [Reference(one.prompt, one.ids[:n], one.gaps[:n]) for one in chosen]
         compared = sum(
-            assert_same(request.output, reference) for request, reference in zip(requests, shortened, strict=True)
+            assert_same(request.output, reference) for request, reference in zip(requests, references, strict=True)
         )
-        report(f"tensor 3, {kind}", shortened, compared)
+        report(f"tensor 3, {kind}", references, compared)
     executor.close()
