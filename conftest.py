@@ -19,6 +19,20 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # whenever another lane has a core. Tests of threads ask for them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run also what is marked exhaustive: minutes more")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `exhaustive`: the second way of what is shown one way, at a minute each."""
+    if not config.getoption("--exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        if left_out:
+            items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+            config.hook.pytest_deselected(items=left_out)
+
+
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 

@@ -15,7 +15,7 @@ from tests.support.chats import read_mtbench, read_taskmaster, with_system_promp
 from tests.support.index_house import GatewayProcess
 from tests.support.routing_house import RoutingHouse
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(300)]
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 AVOIDABLE = 0.5

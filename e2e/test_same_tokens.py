@@ -108,7 +108,7 @@ def _sampling(index: int, sampled: bool) -> dict[str, float]:
 async def test_every_way_gives_the_reference_tokens(transport: str, folder: Path, tmp_path: Path) -> None:
     # Before anything runs: computing them keeps this process's event loop busy.
     greedy, sampled, turns = greedy_references(folder), sampled_references(folder), second_turn_references(folder)
-    scored = [reference.prompt for reference in (greedy[8], greedy[19])]
+    scored = [reference.prompt for reference in (greedy[8],)]
     scores = scores_of_folder(folder, scored, 3) if transport == "tcp" else []
     async with Workers(tmp_path, *_REAL, "--transport", transport) as workers:
         prefill, decode, second_decode, second_prefill = await workers.start_all(
@@ -154,7 +154,8 @@ async def test_every_way_gives_the_reference_tokens(transport: str, folder: Path
                         told = await _run(
                             client, prompt, prefill=prefills, cache_salt=salt, max_tokens=2, prompt_logprobs=3
                         )
-                        assert_scores(told_by_a_worker(told.prompt_logprobs), expected)
+                        # In a thread: the workers count on hearing from this process.
+                        await asyncio.to_thread(assert_scores, told_by_a_worker(told.prompt_logprobs), expected)
                         assert told.usage is not None
                         assert told.usage.cached_tokens == 0
                         assert told.usage.prefill_worker_id == (prefills[0].worker_id if prefills else "")
@@ -177,6 +178,7 @@ async def test_every_way_gives_the_reference_tokens(transport: str, folder: Path
             await worker.until_idle()
 
 
+@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.exhaustive), "ucx"], indirect=True)
 async def test_preemption_on_the_decode_worker_changes_no_token(transport: str, folder: Path, tmp_path: Path) -> None:
     """A pool that holds the prompts of a few requests, but not their growth. Greedy over tcp, sampled over ucx."""
     is_sampled = transport == "ucx"

@@ -62,7 +62,7 @@ async def _right_tokens(alone: WorkerProcess, prompt: list[int]) -> list[int]:
         return (await client.run(client.submission(prompt, max_tokens=6))).token_ids
 
 
-@pytest.mark.parametrize("stopped", ["decode", "prefill"])
+@pytest.mark.parametrize("stopped", ["decode", pytest.param("prefill", marks=pytest.mark.exhaustive)])
 async def test_stopped_in_mid_pull(transport: str, stopped: str, tmp_path: Path) -> None:
     dice = random.Random(f"{transport} {stopped}")
     async with Workers(tmp_path, *_OPTIONS, "--transport", transport) as workers:

@@ -72,7 +72,7 @@ class WorkerProcess:
         url = f"http://{self.ready.status_address}{path}"
 
         def get() -> str:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=30) as answer:
                 return answer.read().decode()
 
         return await asyncio.to_thread(get)

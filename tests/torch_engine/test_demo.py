@@ -214,6 +214,7 @@ def test_second_call_starts_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert lines == []
 
 
+@pytest.mark.exhaustive
 def test_two_processes_at_once_make_one_folder(cache: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         folders = pool.map_async(_prepare, [cache, cache]).get(timeout=100)

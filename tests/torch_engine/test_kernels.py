@@ -54,6 +54,7 @@ def _replace_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_build, "SOURCE", changed)
 
 
+@pytest.mark.exhaustive
 def test_processes_that_build_at_once_all_get_a_whole_library(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys\n"
