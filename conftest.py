@@ -5,6 +5,7 @@ deadlines, and what computes needs one core. Within a lane tests run one after t
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,12 +26,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `exhaustive`: the second way of what is shown one way, at a minute each."""
+    """Leave out what is marked `exhaustive`: the second way of what is shown one way, and what takes long for it."""
     if not config.getoption("--exhaustive"):
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         if left_out:
             items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
             config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell a failure when it happens: a run that is cut off has told which tests failed before, and of what."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        what = f"{report.nodeid} ({report.when}) failed after {report.duration:.1f} s"
+        sys.stdout.write(f"\n{what}:\n{report.longreprtext[-6000:]}\n")
 
 
 if TYPE_CHECKING:

@@ -172,6 +172,7 @@ async def test_a_killed_rank(scene: Scene) -> None:
     assert await AtRest.of(scene) == before
 
 
+@pytest.mark.exhaustive
 async def test_a_removed_node_and_another_in_its_place(scene: Scene) -> None:
     """In between the ranks find no place, and the worker says why."""
     before = await AtRest.of(scene)

@@ -29,7 +29,7 @@ _LONG = (14, 15, 16, 17, 18, 19)
 """Prompts of 390 and 500 tokens: four chunks."""
 
 
-@pytest.fixture(params=["tcp", "ucx"])
+@pytest.fixture(params=[pytest.param("tcp", marks=pytest.mark.exhaustive), "ucx"])
 def transport(request: pytest.FixtureRequest) -> str:
     if request.param == "ucx" and not has_nixl():
         pytest.skip("NIXL is not installed")

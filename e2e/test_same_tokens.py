@@ -3,7 +3,7 @@
 The demo model in fp32, twenty prompts of 1 to 500 tokens (see tests/support/reference.py), 64 tokens each, prefill and
 decode in separate processes over `tcp` and over `ucx`: cold, with the prompt cached on the prefill worker, pulled from
 decode to prefill on a second turn, and with preemption on the decode worker. What crosses no link, or is sampled from
-what has crossed it, is seen with one of the two.
+what has crossed it, is seen with one of the two. Without --exhaustive: every third prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.reference import (
     sampled_references,
     sampling_of,
 )
-from tests.support.second_turn import second_turn_references
+from tests.support.second_turn import TURNS, second_turn_references
 from tests.support.workers import Answer, AttachClient, RequestRefusedByWorker, WorkerProcess, Workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -51,6 +51,12 @@ def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def every(pytestconfig: pytest.Config) -> int:
+    """The stride through the prompts."""
+    return 1 if pytestconfig.getoption("exhaustive") else 3
+
+
 async def _run(client: AttachClient, prompt: Sequence[int], *, patience_s: float = 240.0, **options: object) -> Answer:
     """Submit until there is room, as a gateway would, and collect the answer."""
     async with asyncio.timeout(patience_s):
@@ -71,9 +77,10 @@ async def _compare(
     *,
     prefill: Sequence[WorkerProcess] = (),
     prefix_peers: Sequence[tuple[WorkerProcess, int]] = (),
-    sampled: bool = False,
+    sampled_every: int = 0,
     tokens: int = OUTPUT_TOKENS,
 ) -> list[Answer]:
+    """`sampled_every`: greedy if 0, else the stride of the references, each of which has a sampling of its own."""
     references = [replace(one, ids=one.ids[:tokens], gaps=one.gaps[:tokens]) for one in references]
     answers = await asyncio.gather(
         *(
@@ -84,7 +91,7 @@ async def _compare(
                 prefix_peers=prefix_peers,
                 max_tokens=tokens,
                 ignore_eos=True,
-                **_sampling(index, sampled),
+                **_sampling(index * sampled_every if sampled_every else None),
             )
             for index, reference in enumerate(references)
         )
@@ -98,17 +105,18 @@ async def _compare(
     return answers
 
 
-def _sampling(index: int, sampled: bool) -> dict[str, float]:
-    if not sampled:
+def _sampling(index: int | None) -> dict[str, float]:
+    if index is None:
         return {"temperature": 0.0}
     wanted = sampling_of(index)
     return {"temperature": wanted.temperature, "seed": wanted.seed, "choice": wanted.choice}
 
 
-async def test_every_way_gives_the_reference_tokens(transport: str, folder: Path, tmp_path: Path) -> None:
+async def test_every_way_gives_the_reference_tokens(transport: str, every: int, folder: Path, tmp_path: Path) -> None:
     # Before anything runs: computing them keeps this process's event loop busy.
-    greedy, sampled, turns = greedy_references(folder), sampled_references(folder), second_turn_references(folder)
-    scored = [reference.prompt for reference in (greedy[8],)]
+    scored = [greedy_references(folder)[8].prompt]
+    greedy, sampled = greedy_references(folder)[::every], sampled_references(folder)[::every]
+    turns = [turn for index, turn in zip(TURNS, second_turn_references(folder), strict=True) if index % every == 0]
     scores = scores_of_folder(folder, scored, 3) if transport == "tcp" else []
     async with Workers(tmp_path, *_REAL, "--transport", transport) as workers:
         prefill, decode, second_decode, second_prefill = await workers.start_all(
@@ -147,7 +155,7 @@ async def test_every_way_gives_the_reference_tokens(transport: str, folder: Path
                     assert answer.usage is not None
                     assert answer.usage.cached_tokens >= (len(reference.prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
                     assert answer.usage.pulled_blocks == 0
-                await _compare(f"{transport}, sampled", second_client, sampled, prefill=[prefill], sampled=True)
+                await _compare(f"{transport}, sampled", second_client, sampled, prefill=[prefill], sampled_every=every)
                 for prompt, expected in zip(scored, scores, strict=True):
                     # All of it is cached on both; cold; and by the decode worker alone.
                     for prefills, salt in (([prefill], b""), ([prefill], b"cold"), ([], b"cold")):
@@ -178,7 +186,7 @@ async def test_every_way_gives_the_reference_tokens(transport: str, folder: Path
             await worker.until_idle()
 
 
-@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.exhaustive), "ucx"], indirect=True)
+@pytest.mark.exhaustive  # tests/torch_engine/test_same_tokens.py has preemption in one process
 async def test_preemption_on_the_decode_worker_changes_no_token(transport: str, folder: Path, tmp_path: Path) -> None:
     """A pool that holds the prompts of a few requests, but not their growth. Greedy over tcp, sampled over ucx."""
     is_sampled = transport == "ucx"
@@ -189,7 +197,7 @@ async def test_preemption_on_the_decode_worker_changes_no_token(transport: str, 
         )
         async with AttachClient(decode) as client:
             await client.wire_up(prefill)
-            await _compare(f"{transport}, preempted", client, references, prefill=[prefill], sampled=is_sampled)
+            await _compare(f"{transport}, preempted", client, references, prefill=[prefill], sampled_every=is_sampled)
             assert await decode.metric("antiphon_engine_preemptions_total") > 0
         for worker in (prefill, decode):
             await worker.until_idle()

@@ -40,7 +40,7 @@ _STOPPED_S = 2.5
 _ROUNDS = 3
 
 
-@pytest.fixture(params=["tcp", "ucx"])
+@pytest.fixture(params=[pytest.param("tcp", marks=pytest.mark.exhaustive), "ucx"])
 def transport(request: pytest.FixtureRequest) -> str:
     if request.param == "ucx" and not has_nixl():
         pytest.skip("NIXL is not installed")

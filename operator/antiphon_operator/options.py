@@ -26,6 +26,9 @@ class OperatorOptions:
     network_policies: bool = option(True, "make a NetworkPolicy for each Model")
     lease_name: str = option("antiphon-operator", "name of the Lease that decides which operator acts")
     lease_namespace: str = option("", "namespace of the Lease (default: POD_NAMESPACE)")
+    lease_s: float = option(
+        8.0, "how long the Lease lasts unrenewed; its holder ends after 5/8 of that without renewal"
+    )
     identity: str = option("", "this operator's name in the Lease (default: POD_NAME with a random part)")
     start_deadline_s: float = option(60.0, "how long to wait at start for an API server that serves Models")
     host: str = option("0.0.0.0", "address of the status pages")

@@ -203,6 +203,7 @@ async def test_enforce_grows_with_the_load_says_why_and_shrinks_after_it(desk: D
     assert await wanted(desk, "decode") == 3
 
 
+@pytest.mark.exhaustive  # e2e/test_autoscaling.py has it with whole workers
 async def test_killed_in_mid_action_it_goes_on_and_nothing_is_done_twice(desk: Desk, gateways: Gateways) -> None:
     await begin(desk, gateways, ENFORCE)
     before = await gateways.remembered()

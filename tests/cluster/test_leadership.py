@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 from antiphon_telemetry.exit import ExitCode
 
@@ -98,6 +99,7 @@ async def test_who_is_asked_to_end_hands_over_at_once(rivals: Rivals) -> None:
     assert lease["spec"]["leaseTransitions"] == 1
 
 
+@pytest.mark.exhaustive  # tests/operator/runtime/test_process.py has it with one operator
 async def test_who_was_frozen_past_its_lease_writes_nothing_when_it_goes_on(rivals: Rivals) -> None:
     """A Model was changed and another created meanwhile, so that its sockets are full of reasons to write."""
     frozen_s = time.monotonic()

@@ -85,6 +85,7 @@ def test_sigterm_during_the_start_ends_it_and_leaves_nothing(tmp_path: Path, mod
         until_gone(everything)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_gang_of_two_machines_lives_again_when_a_rank_dies(tmp_path: Path, model: Path) -> None:

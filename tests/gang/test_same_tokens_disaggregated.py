@@ -2,7 +2,7 @@
 
 Every rank reads its part of each block from the ranks that have it; one that went missing would be computed instead.
 Six workers serve all pairs, each transport's side by side. A pair's link has one transport because one of the two
-offers no other.
+offers no other. Without --exhaustive: two workers, one of two ranks, over one transport.
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ HELD_BLOCKS = (150 + MAX_TOKENS - 1) // BLOCK_TOKENS
 """Of the longest prompt with its answer: one more than of the prompt alone."""
 
 PAIRS = ("tensor 2 to one rank", "one rank to tensor 2", "tensor 2 to tensor 4", "pipeline 2 to one rank")
+WAYS = [
+    pytest.param(
+        transport, name, marks=() if transport == TRANSPORTS[0] and name in PAIRS[:2] else pytest.mark.exhaustive
+    )
+    for transport, name in itertools.product(TRANSPORTS, PAIRS)
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,40 +65,45 @@ class House:
     workers: Sequence[WorkerProcess]
     pairs: dict[tuple[str, str], Pair]
     """By transport and name."""
+    ranks: int
+    """Of all workers that have several."""
     first_turns: tuple[list[Asked], list[Answered]]
     second_turn: tuple[Asked, Answered]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(roomy_cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+async def house(
+    roomy_cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> AsyncIterator[House]:
     folder = write_model(tmp_path_factory.mktemp("ranks") / "model", CONFIGS[MODEL])
     ray = await asyncio.to_thread(roomy_cluster.ensure, 1, print, threading.Event())
     ranks = ("--ray-address", ray.address, "--ray-token-file", ray.token_file)
+    everything = bool(pytestconfig.getoption("exhaustive"))
+    transports = TRANSPORTS if everything else TRANSPORTS[:1]
+    large = (("--role", "prefill", *PIPELINE_2), ("--role", "decode", *TENSOR_4)) if everything else ()
     async with (
         Workers(tmp_path_factory.mktemp("workers"), str(folder), *OPTIONS) as workers,
         AsyncExitStack() as clients,
     ):
         starting = asyncio.create_task(
             workers.start_all(
-                ("--role", "prefill", "--transport", "auto", *PIPELINE_2, *ranks),
-                ("--role", "decode", "--transport", "auto", *TENSOR_4, *ranks),
-                *(("--role", "both", "--transport", name, *TENSOR_2, *ranks) for name in TRANSPORTS),
-                *(("--role", "both", "--transport", name) for name in TRANSPORTS),
+                *(("--role", "both", "--transport", name, *TENSOR_2, *ranks) for name in transports),
+                *(("--role", "both", "--transport", name) for name in transports),
+                *((*role_and_shape, "--transport", "auto", *ranks) for role_and_shape in large),
             )
         )
         turns = await asyncio.to_thread(_expected, folder)
-        pipeline_2, tensor_4, *others = await starting
+        started = await starting
         pairs = {}
-        for name, tensor_2, alone in zip(TRANSPORTS, others, others[len(TRANSPORTS) :], strict=False):
-            for pair, prefill, decode in (
-                ("tensor 2 to one rank", tensor_2, alone),
-                ("one rank to tensor 2", alone, tensor_2),
-                ("tensor 2 to tensor 4", tensor_2, tensor_4),
-                ("pipeline 2 to one rank", pipeline_2, alone),
-            ):
+        for name, tensor_2, alone in zip(transports, started, started[len(transports) :], strict=False):
+            ends = [(tensor_2, alone), (alone, tensor_2)]
+            if everything:
+                pipeline_2, tensor_4 = started[-2:]
+                ends += [(tensor_2, tensor_4), (pipeline_2, alone)]
+            for pair, (prefill, decode) in zip(PAIRS, ends, strict=False):
                 client = await clients.enter_async_context(AttachClient(decode))
                 pairs[name, pair] = Pair(prefill, decode, client)
-        yield House([pipeline_2, tensor_4, *others], pairs, *turns)
+        yield House(started, pairs, 2 * len(transports) + (2 + 4 if everything else 0), *turns)
 
 
 def _expected(folder: Path) -> tuple[tuple[list[Asked], list[Answered]], tuple[Asked, Answered]]:
@@ -104,7 +115,7 @@ def _expected(folder: Path) -> tuple[tuple[list[Asked], list[Answered]], tuple[A
     return (firsts, answers), (second, answered_by_one_rank(folder, [second])[0])
 
 
-@pytest.mark.parametrize(("transport", "name"), list(itertools.product(TRANSPORTS, PAIRS)))
+@pytest.mark.parametrize(("transport", "name"), WAYS)
 async def test_a_pair_of_shapes_gives_the_tokens_of_one_rank(house: House, transport: str, name: str) -> None:
     pair, salt = house.pairs[transport, name], f"{transport} {name}".encode()
     await pair.client.wire_up(pair.prefill)
@@ -134,7 +145,7 @@ async def test_a_pair_of_shapes_gives_the_tokens_of_one_rank(house: House, trans
     assert decode == Counts(computed_in_decode, pulled)
 
 
-@pytest.mark.parametrize(("transport", "name"), list(itertools.product(TRANSPORTS, PAIRS)))
+@pytest.mark.parametrize(("transport", "name"), WAYS)
 async def test_a_second_turn_is_read_the_other_way_too(house: House, transport: str, name: str) -> None:
     """What the decode worker has generated, the prefill worker reads from it."""
     pair, salt = house.pairs[transport, name], f"second turn, {transport} {name}".encode()
@@ -160,7 +171,7 @@ async def test_nothing_is_left_behind(house: House, roomy_cluster: RayCluster) -
     assert node is not None
     ranks = [process for process in descendants(node) if "RankProcess" in " ".join(process.cmdline())]
     helpers = [process for worker in house.workers for process in descendants(worker.process.pid)]
-    assert len(ranks) == 2 + 4 + 2 * len(TRANSPORTS)
+    assert len(ranks) == house.ranks
     assert await asyncio.gather(*(worker.terminate() for worker in house.workers)) == [0] * len(house.workers)
     until_gone([*ranks, *helpers])
 

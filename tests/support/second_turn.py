@@ -9,7 +9,7 @@ from tests.support import reference as first_turn
 from tests.support.reference import OUTPUT_TOKENS, Reference, greedy_references
 
 _NEW_TEXT_TOKENS = 150
-_TURNS = (11, 12, 14, 15, 16)
+TURNS = (11, 12, 14, 15, 16)
 """Prompts whose first turn fills several blocks, and that are followed, three on, by one that is long enough to add."""
 
 
@@ -19,6 +19,6 @@ def second_turn_references(folder: Path) -> tuple[Reference, ...]:
     turns = greedy_references(folder)
     asked = tuple(
         turns[index].prompt + turns[index].ids + turns[(index + 3) % len(turns)].prompt[:_NEW_TEXT_TOKENS]
-        for index in _TURNS
+        for index in TURNS
     )
     return first_turn.references_of(folder, asked, OUTPUT_TOKENS, None)

@@ -223,6 +223,7 @@ def test_two_processes_at_once_make_one_folder(cache: Path) -> None:
     assert names == {demo.demo_folder(cache).name, ".demo.lock"}
 
 
+@pytest.mark.exhaustive
 def test_a_killed_conversion_is_done_again(cache: Path) -> None:
     command = [sys.executable, "-m", "antiphon_engine.torch_engine.demo", "--cache", str(cache)]
     models = demo.demo_folder(cache).parent

@@ -28,6 +28,13 @@ class LeaseTiming:
         if not 0 < 2 * self.retry_s < self.renew_deadline_s < self.lease_s:
             raise ValueError("a Lease needs 2 x retry_s < renew_deadline_s < lease_s, or it is lost for no reason")
 
+    @classmethod
+    def lasting(cls, lease_s: float) -> LeaseTiming:
+        """With the proportions of the default. Raises ValueError for less than a second."""
+        if not lease_s >= 1 or math.isinf(lease_s):
+            raise ValueError(f"a Lease lasts for a second at least, not {lease_s:g}")
+        return cls(lease_s, renew_deadline_s=lease_s * 5 / 8, retry_s=lease_s / 8)
+
 
 class LeaseWatch:
     """What one candidate has seen of the Lease. Times are of one clock that never goes back, in seconds."""

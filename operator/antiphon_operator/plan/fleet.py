@@ -5,11 +5,13 @@ gateways tell of workers (`antiphon_policy.scaling.victims`), else the newest, w
 whose worker may have requests is marked as draining first; it goes when its worker says that it is idle, at the
 earliest 3 s after it was marked (gateways must have heard), or at the drain timeout. One that never started goes at
 once, and so does one on a lost node: nobody can reach it. When more are wanted again, draining ones are taken back
-before new ones are made.
+before new ones are made. In the place of a broken gang none is made before that has been taken down: there may be no
+other devices.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -74,11 +76,13 @@ def arrange(fleet: FleetInput) -> Fleet:
     for revision, counts in fleet.wanted.items():
         for role in counts:
             groups.setdefault((revision, role), [])
+    falling: Counter[tuple[str, Role]] = Counter()
     for replica in fleet.replicas:
         if replica.going:
             kept.append(replica)
         elif replica.lost or replica.name in fleet.broken:
             deleted.append(replica)
+            falling[replica.revision, replica.role] += not replica.lost
         else:
             groups.setdefault((replica.revision, replica.role), []).append(replica)
     for (revision, role), members in sorted(groups.items(), key=lambda group: (ROLES.index(group[0][1]), group[0][0])):
@@ -88,7 +92,7 @@ def arrange(fleet: FleetInput) -> Fleet:
             gone, marked = _drained(replica, fleet)
             (deleted if gone else kept).append(marked)
         kept.extend(stay)
-        missing = 0 if (revision, role) in fleet.closed else count - len(stay)
+        missing = 0 if (revision, role) in fleet.closed else count - len(stay) - falling[revision, role]
         for _ in range(missing):
             memory = memories[role]
             births.append(Birth(role, revision, memory.next_ordinal))

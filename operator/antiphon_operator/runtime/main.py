@@ -31,6 +31,7 @@ from antiphon_telemetry.exit import ExitCode
 from antiphon_telemetry.status import StatusServer
 
 from antiphon_operator.kube.client import KubeClient
+from antiphon_operator.kube.election import LeaseTiming
 from antiphon_operator.kube.errors import AccessError, ApiError, Forbidden, KubeError, NotFound, Unauthorized
 from antiphon_operator.kube.kubeconfig import find_access
 from antiphon_operator.kube.lease import Leadership
@@ -111,6 +112,10 @@ class OperatorProcess:
             self._access = find_access(options.kubeconfig)
         except AccessError as error:
             raise StartError(ExitCode.BAD_INPUT, str(error)) from error
+        try:
+            self._lease_timing = LeaseTiming.lasting(options.lease_s)
+        except ValueError as error:
+            raise StartError(ExitCode.BAD_INPUT, f"--lease-s: {error}") from error
         _check_urls(options)
         self._credentials_key = _read_key(options)
         self._lease_namespace = options.lease_namespace or os.environ.get("POD_NAMESPACE") or self._access.namespace
@@ -150,6 +155,7 @@ class OperatorProcess:
             self._options.lease_name,
             self._identity,
             on_lost=_end_at_once,
+            timing=self._lease_timing,
         )
         client = KubeClient(self._access, may_write=leadership.may_write)
         try:

@@ -160,6 +160,23 @@ def test_a_gang_that_stands_for_a_while_after_its_failure_was_counted_is_one_fai
     assert read_pool_memory(memory).failures == 1
 
 
+def test_a_broken_gang_is_gone_before_the_next_is_made_also_when_its_back_off_passed_meanwhile() -> None:
+    """Who counted the failure was killed, and nobody acted until the back-off was over."""
+    cluster = Cluster(GANG)
+    cluster.settle()
+    (before,) = first_pods(cluster, "decode")
+    cluster.delete_pod(before[:-1] + "2")
+    cluster.tick(killed_after=100)
+    assert cluster.object("Pool", "qwen-decode")["metadata"]["annotations"][names.MEMORY_ANNOTATION]
+    assert first_pods(cluster, "decode") == [before]
+    cluster.now += timedelta(seconds=30)
+    looked = cluster.tick()
+    assert [delete.kind for delete in looked.deletes] == ["StatefulSet"]
+    assert not cluster.sets("decode")
+    cluster.run(1)
+    assert len(cluster.sets("decode")) == 1
+
+
 def test_back_off_grows_to_five_minutes_with_jitter() -> None:
     waits = []
     for failures in range(1, 12):

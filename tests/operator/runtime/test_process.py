@@ -272,6 +272,7 @@ async def test_a_frozen_operator_that_goes_on_writes_nothing(cluster: FakeCluste
     [
         (("--gateway-url", "gateways"), "must look like http://host:port"),
         (("--redis-url", "nowhere"), "redis"),
+        (("--lease-s", "0.5"), "--lease-s: a Lease lasts for a second at least, not 0.5"),
         (("--redis-url", "redis://me:secret@host/0", "--redis-username", "me"), "leave it out of the URL"),
         (("--credentials-key-file", "/does/not/exist"), "--credentials-key-file cannot be read"),
     ],

@@ -182,6 +182,7 @@ def test_stages_take_the_next_step_before_the_last_one_has_ended(ranks: RankSet,
     expected(folders["llama-tied"]).assert_same([request for half in halves for request in half])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_demo_model_on_three_ranks_gives_transformers_tokens(ranks: RankSet) -> None:
