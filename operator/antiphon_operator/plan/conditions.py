@@ -195,7 +195,8 @@ def gateway_ready(picture: Picture) -> Verdict:
 
 
 def rollout_complete(picture: Picture) -> Verdict:
-    """All replicas are of the revision that the spec asks for."""
+    """All replicas are of the revision that the spec asks for, and that stands noted on it: whoever reads this may
+    change the spec at once, and what is not noted is not protected."""
     decision, target = picture.decision, picture.target
     if picture.refused:
         return Verdict("False", Reason.SPEC_REFUSED, f"{picture.refused} What ran before goes on running.")
@@ -210,7 +211,8 @@ def rollout_complete(picture: Picture) -> Verdict:
         return Verdict(
             "False", Reason.DRAINING, f"Revision {', '.join(picture.others_alive)} is finishing its requests."
         )
-    if picture.scaling.sizes.sets and target.revision.completed is None:
+    noted = picture.state.completed
+    if picture.scaling.sizes.sets and (noted is None or noted.name != name):
         return Verdict("False", Reason.STARTING, f"Revision {name} is coming up: {pools_ready(picture).message}")
     return Verdict("True", Reason.COMPLETE, f"All replicas are of revision {name}.{_cost_beforehand(picture)}")
 

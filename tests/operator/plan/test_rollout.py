@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -348,3 +349,17 @@ def test_a_bad_first_revision_is_replaced_without_waiting() -> None:
     cluster.settle()
     assert cluster.reason("Ready") == ("True", "Serving")
     assert cluster.revisions() == {cluster.revision()}
+
+
+def test_a_rollout_is_told_complete_once_that_stands_noted() -> None:
+    """The note may fail to be written: whoever read "complete" and changed the spec would have nothing protected."""
+    cluster = Cluster()
+    noted = []
+    for _ in range(60):
+        cluster.tick()
+        told = cluster.reason("RolloutComplete")[0] == "True"
+        (revision,) = [thing for (kind, _), thing in cluster.objects.items() if kind == "ControllerRevision"]
+        noted.append((names.COMPLETED_ANNOTATION in (revision["metadata"].get("annotations") or {}), told))
+        cluster.now += timedelta(seconds=1)
+    assert noted.index((True, False)) == noted.index((True, True)) - 1
+    assert (False, True) not in noted
