@@ -34,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=left_out)
 
 
+@pytest.fixture(scope="session")
+def every(pytestconfig: pytest.Config) -> int:
+    """The stride through the reference prompts: all of them with --exhaustive."""
+    return 1 if pytestconfig.getoption("exhaustive") else 3
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Tell a failure when it happens: a run that is cut off has told which tests failed before, and of what."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:

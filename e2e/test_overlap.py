@@ -21,7 +21,8 @@ _BLOCK_TOKENS = 32
 _PROMPT_TOKENS = 8 * _CHUNK_TOKENS
 
 
-@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.exhaustive), "ucx"])
+@pytest.mark.exhaustive  # tests/worker/test_disaggregated.py has it with the timed engine
+@pytest.mark.parametrize("transport", ["tcp", "ucx"])
 async def test_at_most_one_chunk_is_left_to_pull_when_prefill_ends(transport: str, tmp_path: Path) -> None:
     if transport == "ucx" and not has_nixl():
         pytest.skip("NIXL is not installed")

@@ -51,12 +51,6 @@ def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def every(pytestconfig: pytest.Config) -> int:
-    """The stride through the prompts."""
-    return 1 if pytestconfig.getoption("exhaustive") else 3
-
-
 async def _run(client: AttachClient, prompt: Sequence[int], *, patience_s: float = 240.0, **options: object) -> Answer:
     """Submit until there is room, as a gateway would, and collect the answer."""
     async with asyncio.timeout(patience_s):
