@@ -1,5 +1,5 @@
-"""200 requests (60 without --exhaustive), half of them cancelled at random points, through `antiphon serve` with the real
-model: nothing is left.
+"""200 requests (60 without --exhaustive), half of them cancelled at random points, through `antiphon serve` with the
+real model: nothing is left.
 
 Not a block on any worker, not a task, not a descriptor, and after Ctrl-C not a process.
 """
