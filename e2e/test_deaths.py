@@ -18,7 +18,7 @@ from antiphon_kvtransfer.cluster import ClusterMirror
 from tests.support.house import House, Streamed
 from tests.support.workers import TIMED, WorkerProcess, prompt_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 _SLOW_STEPS = ("--timed-base-ms", "15", "--max-batch-tokens", "128", "--kv-blocks", "1024")
 """A prompt of 1,000 tokens takes eight steps of prefill: long enough to be hit in the middle."""

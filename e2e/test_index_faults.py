@@ -20,7 +20,7 @@ from tests.support.lagging_replica import LaggingReplica, replica_of
 from tests.support.stream_edits import EDITS, edit_unread_events
 from tests.support.workers import TIMED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 STALENESS_S = 5.0
 SETTLED_S = 2.5

@@ -20,7 +20,7 @@ from tests.support.house import House
 from tests.support.moving import MovingLoad, asked, busiest, moves, references
 from tests.support.workers import TIMED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 _OPTIONS = ("--timed-base-ms", "10", "--kv-blocks", "1024", "--max-batch-tokens", "256", "--drain-timeout-s", "0.1")
 _KINDS: tuple[dict[str, Any], ...] = ({}, {"logprobs": 2}, {"n": 2}, {"stop": "CUT", "logprobs": 1})

@@ -24,7 +24,7 @@ from tests.support.index_house import GatewayProcess
 from tests.support.routing_house import RoutingHouse
 from tests.support.workers import TIMED, prompt_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 PREFILL = DECODE = 8

@@ -41,11 +41,12 @@ from tests.support.kube.resources import (
     Resource,
 )
 
-TRUTH_S = 5.0
-"""For so long at most may a status say Ready while no pair is."""
+TRUTH_S = 90.0
+"""A status may say Ready while no pair is for as long as it takes to start the operator again, on a machine that is
+busy; what it says for longer nobody would have mended."""
 _WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 _NOT_COUNTED = frozenset({"leases", "events"})
-_STRIKE_WITHIN_S = 25.0
+_STRIKE_WITHIN_S = 60.0
 
 
 class Gate(Faults):

@@ -28,8 +28,8 @@ Object = dict[str, Any]
 MODELS, POOLS = served(resources.MODELS), served(resources.POOLS)
 WATCHED: tuple[Resource, ...] = (MODELS, POOLS, STATEFULSETS, PODS, CONTROLLER_REVISIONS, JOBS)
 
-LONGEST_LIE_S = 5.0
-"""A status may be behind the pods for so long."""
+LONGEST_LIE_S = 30.0
+"""A status may be behind the pods for so long, on a machine that is busy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from tests.support.kube.operator_process import OperatorProcess
 from tests.support.kube.resources import CONTROLLER_REVISIONS, EVENTS, PODS, STATEFULSETS, Resource
 
 T = TypeVar("T")
-DEADLINE_S = 25.0
+DEADLINE_S = 60.0
 POLL_S = 0.05
 SHORT_DEADLINE = "10s"
 """The shortest progressDeadline that the CRD allows."""

@@ -16,7 +16,7 @@ from tests.support.kube.resources import SECRETS
 
 GANG = {"replicas": 1, "parallelism": {"tensor": 8}, "gpusPerPod": 2}
 PODS_OF_A_GANG = 4
-BACK_OFF_DEADLINE_S = 40.0
+BACK_OFF_DEADLINE_S = 100.0
 """Start, the shortest deadline, and the first back-off."""
 
 

@@ -21,9 +21,9 @@ from tests.support.fake_rank import HANG
 from tests.support.gang import Told, gang, gang_settings, one_step, start_gang, until, until_gone
 from tests.support.ray_nodes import NodeSize, RayNodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

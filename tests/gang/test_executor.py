@@ -21,7 +21,7 @@ from tests.support.engine import Recorder
 from tests.support.fake_rank import DIMS, EXCHANGE_S, FAIL, HANG, LAYER_BYTES, FakeSettings, fake_info, fake_token
 from tests.support.gang import Told, descendants, gang, gang_settings, one_step, start_gang, until, until_gone
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def test_steps_come_back_in_order_and_as_the_sampling_rank_has_them(cluster: RayCluster) -> None:

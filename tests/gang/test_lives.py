@@ -15,8 +15,8 @@ from antiphon_telemetry.exit import ExitCode
 from tests.support.gang import descendants, until, until_gone
 from tests.torch_engine.parallel.tiny_models import CONFIGS, write_model
 
-START_S = 90.0
-WAIT_S = 30.0
+START_S = 180.0
+WAIT_S = 60.0
 
 DRIVER = """
 import sys, threading

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.support.transport_peer import TransportPeer, empty_pool
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 _HELLO = struct.Struct("<4sI32s")
 _RANGE = struct.Struct("<QQ")
 

@@ -170,7 +170,7 @@ class Recorder(EngineListener):
         self.capacity_calls = 0
         self.failure: BaseException | None = None
 
-    def wait(self, condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, deadline_s), "it did not happen in time"
 

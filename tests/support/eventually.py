@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

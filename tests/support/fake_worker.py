@@ -137,7 +137,7 @@ class FakeWorker(pb_grpc.WorkerServicer):
         """Requests that it works on."""
         return sum(len(connection.tasks) for connection in self.connections)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Wait for something that a message from a gateway, or the end of a request, brings about."""
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(condition)

@@ -75,12 +75,12 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def until_gone(processes: Sequence[psutil.Process], within_s: float = 20.0) -> None:
+def until_gone(processes: Sequence[psutil.Process], within_s: float = 60.0) -> None:
     _, alive = psutil.wait_procs(list(processes), timeout=within_s)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE], alive
 
 
-def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end, "did not come true"

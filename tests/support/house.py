@@ -151,7 +151,7 @@ class House:
         lines = [line for line in page.splitlines() if not line.startswith("#")]
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)
 
-    async def until_gateway_is_at_rest(self, deadline_s: float = 20.0) -> None:
+    async def until_gateway_is_at_rest(self, deadline_s: float = 60.0) -> None:
         ends_at = time.monotonic() + deadline_s
         names = ("antiphon_gateway_requests_in_flight", "antiphon_gateway_queue_depth")
         while any([await self.gateway_metric(name) for name in names]):

@@ -32,7 +32,7 @@ _SEQUENCES_KEPT = 1000
 STALENESS_S = 5.0
 """What the product promises. The longest way back is a command that is given up (1 s), a pause before the next session
 (at most 1 s), a heartbeat that finds the loss (TTL / 4) and a look: 3 s here, 4.25 s with the options' defaults."""
-START_DEADLINE_S = 30.0
+START_DEADLINE_S = 60.0
 
 
 class ChangingEngine(FakeEngine):

@@ -75,7 +75,7 @@ async def announcing(
             await task
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
     """Return once `condition` holds; TimeoutError if it does not within the deadline."""
     async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110 - what is waited for is in another process

@@ -221,7 +221,7 @@ class MovingLoad:
             self.tally.notes.append(words[:500])
 
 
-async def busiest(workers: Sequence[WorkerProcess], deadline_s: float = 20.0) -> WorkerProcess:
+async def busiest(workers: Sequence[WorkerProcess], deadline_s: float = 60.0) -> WorkerProcess:
     """The one that runs most answers, as soon as one of them runs any."""
     async with asyncio.timeout(deadline_s):
         while True:

@@ -34,7 +34,7 @@ from antiphon_operator.options import OperatorContext
 from antiphon_operator.plan.observed import Object, Observed
 from antiphon_operator.plan.planned import Announce, Apply, Delete, Plan
 
-START_DEADLINE_S = 30.0
+START_DEADLINE_S = 60.0
 REVISION = "a1b2c3"
 
 

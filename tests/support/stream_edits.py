@@ -15,7 +15,7 @@ Edit = Callable[[Any, str, list[Entry]], None]
 _LEFT_ALONE = 2
 """A request that waited at the server when it was held is answered with the first event after that."""
 _EDITED = 4
-_DEADLINE_S = 30.0
+_DEADLINE_S = 60.0
 
 
 async def edit_unread_events(readers: TcpProxy, client: Any, stream: str, edit: Edit) -> None:

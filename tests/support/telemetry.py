@@ -37,7 +37,7 @@ class TraceCollector:
             for span in scope.spans
         ]
 
-    def wait_for(self, names: set[str], deadline_s: float = 20.0) -> list[tuple[str, Span]]:
+    def wait_for(self, names: set[str], deadline_s: float = 60.0) -> list[tuple[str, Span]]:
         """The spans, once there is one of each name. Raises AssertionError if that does not come about."""
         with self._arrived:
             complete = self._arrived.wait_for(

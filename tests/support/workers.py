@@ -28,7 +28,7 @@ from antiphon_proto.worker_pb2_grpc import WorkerStub
 from tests.support.fork_server import TIMED_MODULES, TORCH_MODULES, ForkedProcess, start_forked
 
 START_DEADLINE_S = 400.0
-ANSWER_DEADLINE_S = 30.0
+ANSWER_DEADLINE_S = 90.0
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 TIMED = ("--engine", "timed", "--transport", "tcp", "--timed-block-bytes", "512")
@@ -89,7 +89,7 @@ class WorkerProcess:
                 total += float(value)
         return total
 
-    async def until(self, condition: Callable[[dict[str, Any]], bool], deadline_s: float = 10.0) -> dict[str, Any]:
+    async def until(self, condition: Callable[[dict[str, Any]], bool], deadline_s: float = 60.0) -> dict[str, Any]:
         """The status once `condition` holds; an AssertionError shows the last one."""
         ends_at = time.monotonic() + deadline_s
         while True:
@@ -99,7 +99,7 @@ class WorkerProcess:
             assert time.monotonic() < ends_at, f"{self.worker_id} did not get there: {status}\n{self.log[-4000:]}"
             await asyncio.sleep(0.05)
 
-    async def until_idle(self, deadline_s: float = 10.0) -> dict[str, Any]:
+    async def until_idle(self, deadline_s: float = 60.0) -> dict[str, Any]:
         """Nothing runs, nothing is held, and the pool's books balance."""
         return await self.until(is_idle, deadline_s)
 
@@ -117,7 +117,7 @@ class WorkerProcess:
             self.process.kill()
         await self.process.wait()
 
-    async def terminate(self, deadline_s: float = 20.0) -> int:
+    async def terminate(self, deadline_s: float = 60.0) -> int:
         """SIGTERM; the exit code."""
         if self.process.returncode is None:
             self.process.terminate()
@@ -414,7 +414,7 @@ class AttachClient:
             return  # the call is over: `_read` says why
 
 
-async def eventually(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
     """Return once `condition` holds; fail after `deadline_s`."""
     ends_at = time.monotonic() + deadline_s
     while not condition():

@@ -42,7 +42,7 @@ Objects = list[Object]
 T = TypeVar("T")
 CRD_FOLDER = Path(__file__).parents[3] / "charts" / "antiphon" / "templates" / "crds"
 GPU = "nvidia.com/gpu"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 POLL_S = 0.02
 
 

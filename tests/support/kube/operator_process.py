@@ -26,7 +26,7 @@ from typing import Any, Self
 
 import aiohttp
 
-DEADLINE_S = 40.0
+DEADLINE_S = 90.0
 """Longer than a Lease that a killed operator left behind."""
 POLL_S = 0.05
 LEASE_NAMESPACE = "default"

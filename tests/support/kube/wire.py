@@ -21,7 +21,7 @@ TYPES = {
     "strategic": "application/strategic-merge-patch+json",
     "apply": "application/apply-patch+yaml",
 }
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import yaml
 from tests.support.kube.resources import PODS, Resource
 
 Object = dict[str, Any]
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 WATCH_S = 60
 
 
