@@ -29,7 +29,7 @@ from tests.cluster.stage import Stage, a_namespace
 from tests.cluster.support import Desk
 from tests.support.kube.fault_proxy import FaultProxy
 from tests.support.kube.faults import NOTHING, Fault, Faults, Seen
-from tests.support.kube.operator_process import LEASE_NAMESPACE, OperatorProcess
+from tests.support.kube.operator_process import LEASE_NAMESPACE, PATIENT, OperatorProcess
 from tests.support.kube.resources import (
     JOBS,
     LEASES,
@@ -151,7 +151,7 @@ async def a_victim(
 ) -> AsyncIterator[Victim]:
     """Acting. `options` and `known` as of OperatorProcess."""
     namespace = await a_namespace(stage.cluster, called)
-    async with a_victim_of(stage, folder, namespace, *options, seed=seed, **known) as victim:
+    async with a_victim_of(stage, folder, namespace, *PATIENT, *options, seed=seed, **known) as victim:
         await victim.operator.until_acting()
         models = []
         try:

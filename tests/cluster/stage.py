@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.cluster.history import History
 from tests.support.kube.cluster import Cluster, FakeCluster
-from tests.support.kube.operator_process import OperatorProcess
+from tests.support.kube.operator_process import PATIENT, OperatorProcess
 from tests.support.kube.real_cluster import KubeconfigCluster, given_kubeconfig
 
 OPERATOR_USER = "operator"
@@ -46,7 +46,7 @@ async def a_stage(folder: Path) -> AsyncIterator[Stage]:
     async with (
         a_cluster(folder) as cluster,
         History.of(cluster) as history,
-        OperatorProcess(operator_kubeconfig(cluster, folder), folder, revived=True) as operator,
+        OperatorProcess(operator_kubeconfig(cluster, folder), folder, *PATIENT, revived=True) as operator,
     ):
         await operator.until_acting()
         yield Stage(cluster, history, operator)
@@ -83,7 +83,7 @@ async def another_operator(stage: Stage, folder: Path, *options: str, **known: A
     if stage.operator.is_running:
         await stage.operator.stop()
     kubeconfig = operator_kubeconfig(stage.cluster, folder)
-    async with OperatorProcess(kubeconfig, folder, *options, **known) as operator:
+    async with OperatorProcess(kubeconfig, folder, *PATIENT, *options, **known) as operator:
         await operator.until_acting()
         try:
             yield operator

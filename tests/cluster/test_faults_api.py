@@ -65,7 +65,7 @@ async def test_a_model_is_made_and_rolled_out_whatever_befalls_requests(alone: S
 
 async def _by_chance(stage: Stage, folder: Path, name: str, chances: Chances, turns: asyncio.Semaphore) -> None:
     """Watches that stand meet nothing any more, so they have to be asked for anew."""
-    async with turns, a_victim(stage, folder, f"api-{name}", "--lease-s", "40", seed=len(name)) as victim:
+    async with turns, a_victim(stage, folder, f"api-{name}", seed=len(name)) as victim:
 
         def begin() -> None:
             victim.gate.at_random(chances)
@@ -95,7 +95,7 @@ async def _while_it_is_away(stage: Stage, folder: Path) -> None:
 
 async def test_a_write_whose_answer_was_lost_is_made_once(alone: Stage, tmp_path: Path) -> None:
     """The server did what was asked, each first time, and nobody heard of it."""
-    async with a_victim(alone, tmp_path, "api-lost-answers", "--lease-s", "40") as victim:
+    async with a_victim(alone, tmp_path, "api-lost-answers") as victim:
         for resource in ("services", "pools", "controllerrevisions", "statefulsets", "models"):
             victim.gate.script(Fault(lose_answer=True), when=Match(verb="patch", resource=resource))
         await _survives(victim, lambda: None)

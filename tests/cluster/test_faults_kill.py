@@ -25,8 +25,6 @@ Fits = Callable[[str, Object], bool]
 PAIRS = {"prefill": 1, "decode": 1}
 TWO_PAIRS = {"prefill": {"replicas": 2}, "decode": {"replicas": 2}}
 AT_ONCE = 3
-PATIENT = ("--lease-s", "40")
-"""Several operators and an API server on one small machine: a Lease that is lost is another test's matter."""
 LONG_DEADLINE_S = 100.0
 """For the shortest deadline of a step, and a gang's back-off."""
 
@@ -186,7 +184,7 @@ async def test_killed_at_a_turning_point_it_ends_where_it_would_have(
 ) -> None:
     """Once at each point of the scene, three side by side: these are operators of their own."""
     if scene not in calm:
-        async with a_victim(alone, tmp_path, f"calm-{scene}", *PATIENT) as victim:
+        async with a_victim(alone, tmp_path, f"calm-{scene}") as victim:
             calm[scene] = await _undisturbed(victim, SCENES[scene])
     turns = asyncio.Semaphore(AT_ONCE)
     async with asyncio.TaskGroup() as group:
@@ -198,7 +196,7 @@ async def _killed_at(
     stage: Stage, folder: Path, scene: str, point: str, calm: Object, turns: asyncio.Semaphore
 ) -> None:
     resource, fits = SCENES[scene].points[point]
-    async with turns, a_victim(stage, folder, f"{scene}-{point}", *PATIENT) as victim:
+    async with turns, a_victim(stage, folder, f"{scene}-{point}") as victim:
 
         async def act() -> None:
             async with victim.killed_when(resource, fits) as dead:
@@ -215,7 +213,7 @@ async def test_killed_again_and_again_after_few_writes_it_gets_there(
 ) -> None:
     """The first process dies at its first write, the next at its third, and so on: each begins from what some part of
     a pass left behind. Every other of these writes reaches the API server."""
-    async with a_victim(alone, tmp_path, f"few-writes-{scene}", *PATIENT) as victim:
+    async with a_victim(alone, tmp_path, f"few-writes-{scene}") as victim:
         desk, played = victim.desk, SCENES[scene]
         if scene not in calm:
             calm[scene] = await _undisturbed(victim, played)
@@ -248,7 +246,7 @@ async def test_killed_while_it_waits_for_a_deadline_or_a_back_off_it_remembers(a
 
 async def _bad_image(stage: Stage, folder: Path, resource: Resource, fits: Fits) -> None:
     """The new revision is given up once, at the deadline of its first step, and the old pair is never touched."""
-    async with a_victim(stage, folder, "bad-image", *PATIENT) as victim:
+    async with a_victim(stage, folder, "bad-image") as victim:
         desk = victim.desk
         await desk.create("qwen", prefill={}, decode={}, rollout={"progressDeadline": SHORT_DEADLINE})
         await desk.until_serving("qwen", prefill=1, decode=1)
@@ -274,7 +272,7 @@ async def _bad_image(stage: Stage, folder: Path, resource: Resource, fits: Fits)
 
 async def _gang(stage: Stage, folder: Path, gpu: str, resource: Resource, fits: Fits) -> None:
     """The broken gang goes whole, one failure is counted, and the next comes after the back-off."""
-    async with a_victim(stage, folder, "gang", *PATIENT) as victim:
+    async with a_victim(stage, folder, "gang") as victim:
         desk = victim.desk
         gang = {"replicas": 1, "parallelism": {"tensor": 4}, "gpusPerPod": 2}
         await desk.create("qwen", decode=gang, accelerator={"resource": gpu})

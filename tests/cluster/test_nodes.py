@@ -26,7 +26,14 @@ class Room:
     nodes: tuple[str, ...]
 
     async def node_of(self, pod: Object) -> str:
-        found = await self.desk.cluster.get(PODS, self.desk.namespace, pod["metadata"]["name"])
+        """Once it has one."""
+
+        async def look() -> Object | None:
+            return await self.desk.cluster.get(PODS, self.desk.namespace, pod["metadata"]["name"])
+
+        found = await self.desk.eventually(
+            look, lambda found: found is not None and found["spec"].get("nodeName"), what="it has a node"
+        )
         assert found is not None
         return str(found["spec"]["nodeName"])
 

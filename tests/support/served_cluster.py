@@ -111,7 +111,7 @@ class ServedCluster:
         return OperatorProcess(
             self.cluster.kubeconfig_for("operator"),
             self._folder,
-            *("--worker-image", WORKER_IMAGE),
+            *("--lease-s", "12", "--worker-image", WORKER_IMAGE),
             *("--worker-redis-url", f"redis://antiphon-valkey.{NAMESPACE}.svc:6379/0"),
             *("--redis-username", user, "--redis-password-file", str(files["operator-password"])),
             redis_url=f"redis://{valkey_address}:6379/0",

@@ -41,6 +41,11 @@ def _die_with_the_test() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+PATIENT = ("--lease-s", "24")
+"""For tests that are not about the Lease: an operator and an API server share a small machine with other tests, and one
+that is not answered for a while is not to end of it."""
+
+
 class OperatorProcess:
     """`options` are further words of `antiphon operator`; they win over those given here."""
 
