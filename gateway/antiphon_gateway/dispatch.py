@@ -29,18 +29,21 @@ from antiphon_policy.holding import retry_after_s
 from antiphon_proto import worker_pb2 as pb
 
 from antiphon_gateway import errors
-from antiphon_gateway.explain import Outcome, OutcomeState
+from antiphon_gateway.attempt import Attempt
+from antiphon_gateway.explain import OutcomeState
 from antiphon_gateway.explain_span import submission_attributes
 from antiphon_gateway.fleet import Fleet, can_decode
 from antiphon_gateway.flight import Choice, Flight, StartAgain
 from antiphon_gateway.groups import Group
-from antiphon_gateway.load import Pledge, WorkerLoad
+from antiphon_gateway.links import Links
+from antiphon_gateway.load import WorkerLoad
 from antiphon_gateway.lobby import Lobby
 from antiphon_gateway.metrics import GatewayMetrics, MoveReason
 from antiphon_gateway.options import GatewayOptions
 from antiphon_gateway.placing import Placing, Plan
 from antiphon_gateway.selection import Selection
 from antiphon_gateway.sessions import Sessions
+from antiphon_gateway.submission import submission
 from antiphon_gateway.waiting import GroupQueue
 from antiphon_gateway.worker_client import WorkerClient
 
@@ -54,58 +57,8 @@ MAX_MOVES = 8
 """How often a choice goes on at another worker, for whatever reason: a long answer that meets each step of a rollout
 moves a few times; one that moves more often meets workers that do not stay."""
 
-TELL_EVERY_MS = 250
-"""How far apart a worker tells what it generates for an answer that is sent whole. Less than it takes to notice that a
-worker is lost, so that little more is generated again."""
-
-_LINKS_FOR_S = 1.0
-
 _GIVEN_UP = (pb.FINISH_ERROR, pb.FINISH_CANCELLED, pb.FINISH_MOVED)
 """Ends of an attempt that do not end the answer."""
-
-
-class Attempt:
-    """One choice on one worker: the `Submission` that the worker's stream calls."""
-
-    __slots__ = (
-        "_dispatcher",
-        "answered",
-        "choice",
-        "entry",
-        "heard_at",
-        "load",
-        "outcome",
-        "pledges",
-        "predicted_ttft_ms",
-        "ref",
-        "sent_at",
-    )
-
-    def __init__(self, dispatcher: Dispatcher, entry: Entry[Choice], load: WorkerLoad, outcome: Outcome) -> None:
-        self.entry = entry
-        """Its place in the queue, where it goes back to."""
-        self.choice = entry.key
-        self.load = load
-        self.outcome = outcome
-        self.predicted_ttft_ms = 0.0
-        """From being sent to its first token, when it was routed."""
-        self.pledges: tuple[tuple[WorkerLoad, Pledge], ...] = ()
-        self.ref = 0
-        self.answered = False
-        self.heard_at = self.sent_at = time.monotonic()
-        self._dispatcher = dispatcher
-
-    def accepted(self) -> None:
-        self._dispatcher.accepted(self)
-
-    def refused(self, reason: pb.RefusalReason.ValueType, message: str) -> None:
-        self._dispatcher.refused(self, reason, message)
-
-    def step(self, step: pb.RequestStep) -> None:
-        self._dispatcher.stepped(self, step)
-
-    def lost(self, why: str) -> None:
-        self._dispatcher.failed(self, f"the stream to it broke ({why})", MoveReason.LOST)
 
 
 class Dispatcher:
@@ -130,8 +83,7 @@ class Dispatcher:
         """Of groups that have workers, or something that waits."""
         self._sessions = Sessions()
         self._orders = itertools.count(1)
-        self._links: Mapping[tuple[str, str], float] = {}
-        self._links_at = float("-inf")
+        self._links = Links(fleet)
         fleet.listener = self
 
     @property
@@ -205,7 +157,7 @@ class Dispatcher:
         load = self._loads[client] = WorkerLoad(
             client, time.monotonic(), confirmed_in_s=2 * self._options.lost_after_ms / 1e3
         )
-        self._links_at = float("-inf")
+        self._links.forget()
         self._queue(load.group).placing.joined(load)
         for group, queue in self._queues.items():
             if group.model == load.group.model:
@@ -410,7 +362,7 @@ class Dispatcher:
                 submit=self._submit,
                 nobody=self._nobody,
                 served=lambda: self.selection.choose(group.model) is not None,
-                links=self._link_speeds,
+                links=self._links.gigabytes_per_s,
             )
         return queue
 
@@ -565,22 +517,6 @@ class Dispatcher:
             choice.fail(nobody)
         return False
 
-    def _link_speeds(self) -> Mapping[tuple[str, str], float]:
-        """(reader, holder) -> GB/s of the links that are up, gathered once in a while."""
-        now = time.monotonic()
-        if now - self._links_at > _LINKS_FOR_S:
-            self._links_at = now
-            links = {
-                (worker_id, link.peer_worker_id): link.gigabytes_per_s
-                for worker_id, client in self._fleet.workers().items()
-                for link in client.queue.links
-                if link.up
-            }
-            # One table for as long as nothing changes: what explains old decisions refers to it.
-            if links != self._links:
-                self._links = links
-        return self._links
-
     # -- attempts
 
     def _submit(self, entry: Entry[Choice], plan: Plan) -> None:
@@ -600,27 +536,7 @@ class Dispatcher:
         attempt.pledges = placing.pledge(plan, attempt.sent_at)
         placing.started(choice, plan)
         ticket = choice.flight.ticket
-        submit = pb.Submit(request_id=f"{ticket.request_id}-{choice.index}.{choice.submits}", sampling=choice.sampling)
-        if not choice.prompt.encoded:
-            submit.prompt_token_ids.extend(choice.prompt.token_ids)
-        submit.cache_salt = choice.flight.target.salt
-        submit.traceparent = ticket.traceparent
-        if choice.told_together:
-            submit.tell_every_ms = TELL_EVERY_MS
-        # Most have none of these, and an empty list costs as much to give as a short one.
-        if choice.output:
-            submit.output_token_ids.extend(choice.output)
-            if choice.held_logprobs:
-                submit.held_logprobs.extend(choice.held_logprobs)
-        if choice.prompt_logprobs is not None:
-            choice.score_again(submit.sampling)
-        if decision.prefill is not None:
-            for name in (decision.prefill, *decision.prefill_fallbacks):
-                if (peer := self._fleet.peer(name)) is not None:
-                    submit.prefill.append(peer)
-        for name, blocks in self._prefix_peers(choice, plan):
-            if (peer := self._fleet.peer(name)) is not None:
-                submit.prefix_peers.add(peer=peer, blocks=blocks)
+        submit = submission(choice, plan, self._fleet)
         attempt.ref = client.submit(submit, choice.prompt.encoded, attempt)
         self._sessions.went(
             choice.group.model, ticket.tenant, ticket.wishes.session, (decision.decode, decision.prefill or "")
@@ -629,20 +545,6 @@ class Dispatcher:
             ticket.span.add_event("submitted", submission_attributes(record))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %s", submit.request_id, decision.explanation)
-
-    def _prefix_peers(self, choice: Choice, plan: Plan) -> Sequence[tuple[str, int]]:
-        """Whom to pull from, best first. A worker that gave the answer back comes first while it stands: routing asks
-        nothing of one that drains, but this one waits a moment for just that (docs/disaggregation.md)."""
-        decision, giver = plan.decision, choice.moved_from
-        if not giver or giver == decision.decode or self._fleet.worker(giver) is None:
-            return decision.prefix_peers
-        if choice.output:
-            # All but the last token, which nobody has computed yet; the index is a moment behind.
-            blocks = (plan.inputs.request.prompt_tokens - 1) // plan.inputs.request.block_tokens
-        else:
-            blocks = plan.inputs.leading.get(giver, 0)
-        others = [peer for peer in decision.prefix_peers if peer[0] != giver]
-        return [(giver, blocks), *others] if blocks > decision.decode_blocks else others
 
     def _release(self, attempt: Attempt) -> None:
         for load, pledge in attempt.pledges:

@@ -27,7 +27,7 @@ from antiphon_gateway.models import Model, Prompt
 from antiphon_gateway.wishes import NO_WISHES, Wishes
 
 if TYPE_CHECKING:
-    from antiphon_gateway.dispatch import Attempt
+    from antiphon_gateway.attempt import Attempt
 
 
 class Ticket(msgspec.Struct, frozen=True, gc=False):
