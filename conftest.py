@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def every(pytestconfig: pytest.Config) -> int:
     """The stride through the reference prompts: all of them with --exhaustive."""
-    return 1 if pytestconfig.getoption("exhaustive") else 3
+    return 1 if pytestconfig.getoption("exhaustive") else 4
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

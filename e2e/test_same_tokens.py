@@ -3,7 +3,7 @@
 The demo model in fp32, twenty prompts of 1 to 500 tokens (see tests/support/reference.py), 64 tokens each, prefill and
 decode in separate processes over `tcp` and over `ucx`: cold, with the prompt cached on the prefill worker, pulled from
 decode to prefill on a second turn, and with preemption on the decode worker. What crosses no link, or is sampled from
-what has crossed it, is seen with one of the two. Without --exhaustive: every third prompt.
+what has crossed it, is seen with one of the two. Without --exhaustive: every fourth prompt.
 """
 
 from __future__ import annotations

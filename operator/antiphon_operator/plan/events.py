@@ -26,7 +26,7 @@ def announcements(picture: Picture) -> tuple[Announce, ...]:
         found.append(_began(picture, name))
     if decision.fails_now:
         found.append(Announce("Warning", "RolloutFailed", f"Revision {name} is given up. {picture.failed}"))
-    if decision.completes and (state.completed is None or state.completed.name != name):
+    if picture.completes_now:
         found.append(Announce("Normal", "RolloutComplete", f"All replicas are of revision {name}."))
     found += scaled(state)
     for replica in picture.fleet.deleted:

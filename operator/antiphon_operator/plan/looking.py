@@ -42,6 +42,9 @@ def check_after_s(picture: Picture) -> float:
         calm_s = _GATEWAYS_S
     if wanted_pages(state, picture.kept):
         calm_s = min(calm_s, _STEPPING_S)
+    if picture.completes_now:
+        # It is told complete once that stands noted, which nothing else wakes for.
+        calm_s = _SOONEST_S
     times += [picture.fleet.next_at, picture.gangs.next_deadline, picture.decision.deadline_at, picture.source.retry_at]
     times += [memory.retry_at(state.model.uid, role) for role, memory in picture.fleet.memories.items()]
     if not state.model.aggregated and picture.ready("decode"):

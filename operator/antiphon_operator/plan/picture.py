@@ -50,6 +50,12 @@ class Picture:
         """`<reason>: <message>` of a target that was given up."""
         return self.target.revision.failed if self.target is not None else ""
 
+    @property
+    def completes_now(self) -> bool:
+        """The target is all there is, and this look notes it."""
+        noted, target = self.state.completed, self.target
+        return self.decision.completes and (noted is None or target is None or noted.name != target.revision.name)
+
     def ready(self, role: Role) -> int:
         return sum(replica.live and replica.ready for replica in self.kept if replica.role == role)
 
