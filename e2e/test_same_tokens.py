@@ -191,7 +191,9 @@ async def test_preemption_on_the_decode_worker_changes_no_token(transport: str, 
         )
         async with AttachClient(decode) as client:
             await client.wire_up(prefill)
-            await _compare(f"{transport}, preempted", client, references, prefill=[prefill], sampled_every=is_sampled)
+            await _compare(
+                f"{transport}, preempted", client, references, prefill=[prefill], sampled_every=int(is_sampled)
+            )
             assert await decode.metric("antiphon_engine_preemptions_total") > 0
         for worker in (prefill, decode):
             await worker.until_idle()

@@ -100,7 +100,8 @@ class RayNodes:
             if "timed out during startup" not in str(error):
                 raise
             for process in set(descendants(os.getpid())) - before:
-                process.kill()
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             return self._add(size)
 
     def _add(self, size: NodeSize) -> str:

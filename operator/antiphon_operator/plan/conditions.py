@@ -211,8 +211,7 @@ def rollout_complete(picture: Picture) -> Verdict:
         return Verdict(
             "False", Reason.DRAINING, f"Revision {', '.join(picture.others_alive)} is finishing its requests."
         )
-    noted = picture.state.completed
-    if picture.scaling.sizes.sets and (noted is None or noted.name != name):
+    if picture.scaling.sizes.sets and not picture.state.stands_completed(name):
         return Verdict("False", Reason.STARTING, f"Revision {name} is coming up: {pools_ready(picture).message}")
     return Verdict("True", Reason.COMPLETE, f"All replicas are of revision {name}.{_cost_beforehand(picture)}")
 

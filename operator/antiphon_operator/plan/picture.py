@@ -53,8 +53,8 @@ class Picture:
     @property
     def completes_now(self) -> bool:
         """The target is all there is, and this look notes it."""
-        noted, target = self.state.completed, self.target
-        return self.decision.completes and (noted is None or target is None or noted.name != target.revision.name)
+        name = self.target.revision.name if self.target is not None else ""
+        return self.decision.completes and not self.state.stands_completed(name)
 
     def ready(self, role: Role) -> int:
         return sum(replica.live and replica.ready for replica in self.kept if replica.role == role)

@@ -212,7 +212,7 @@ def _noted(state: State, choice: _Choice) -> dict[str, Revision]:
     elif target.failed and (decision.stage is Stage.FAILED or not decision.wanted):
         failed = target.failed
     completed = target.completed
-    if decision.completes and (state.completed is None or state.completed.name != target.name):
+    if decision.completes and not state.stands_completed(target.name):
         completed = state.now
     noted = {
         name: revision.with_notes(completed=revision.completed, failed="", step=None)

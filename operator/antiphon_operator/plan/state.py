@@ -55,6 +55,10 @@ class State:
         """The revision that was all there was last."""
         return next(iter(by_completion(self.revisions)), None)
 
+    def stands_completed(self, revision: str) -> bool:
+        """It stands noted that this revision was all there was last."""
+        return self.completed is not None and self.completed.name == revision
+
     @property
     def had_workers(self) -> bool:
         return bool(self.revisions or self.replicas)
